@@ -1,0 +1,40 @@
+# Two commands are enough on a fresh machine: `make demo` and `make test`.
+# Everything is installed into .venv, which is made anew only when pyproject.toml changes.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: help install demo test test-all lint format clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+
+install: $(STAMP)  ## set up .venv
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-deps cords==0.0.4
+	@touch $(STAMP)
+
+demo: $(STAMP)  ## train privately on embedded data; a table and a picture
+	$(BIN)/python -m cords_dp demo
+
+test: $(STAMP)  ## the fast tests (what CI runs)
+	$(BIN)/python -m pytest
+
+test-all: $(STAMP)  ## every test, with real data and long runs
+	$(BIN)/python -m pytest -m ''
+
+lint: $(STAMP)  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP)  ## let ruff format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## remove .venv and caches (data and results stay)
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache *.egg-info

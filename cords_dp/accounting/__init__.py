@@ -1,0 +1,23 @@
+"""Accounting: events, a durable ledger, numerical composition, calibration. Knows no training."""
+
+from cords_dp.accounting.calibration import calibrate
+from cords_dp.accounting.composition import ACCOUNTANTS, Bound, advanced_composition, epsilon_bound
+from cords_dp.accounting.events import Event, ExponentialPicks, GumbelFreeze, PoissonGaussian, gaussian
+from cords_dp.accounting.ledger import TRAINING_DATA, VALIDATION_DATA, Entry, Ledger
+
+__all__ = [
+    "ACCOUNTANTS",
+    "TRAINING_DATA",
+    "VALIDATION_DATA",
+    "Bound",
+    "Entry",
+    "Event",
+    "ExponentialPicks",
+    "GumbelFreeze",
+    "Ledger",
+    "PoissonGaussian",
+    "advanced_composition",
+    "calibrate",
+    "epsilon_bound",
+    "gaussian",
+]

@@ -1,0 +1,44 @@
+"""Poisson batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, default_collate
+
+Batch = tuple[Tensor, Tensor, Tensor]
+
+
+def poisson_batches(
+    dataset: Dataset, members: np.ndarray, *, rate: float, steps: int, rng: np.random.Generator
+) -> Iterator[Batch]:
+    """``steps`` batches of (x, y, weight 1), each member falling into each batch with probability ``rate``.
+
+    Formal guarantee: the inclusions are independent over members and steps and are drawn in float64 from a
+    generator that nothing else uses. The number of batches is a public constant. Batches may be empty.
+    """
+    for _ in range(steps):
+        chosen = members[rng.random(len(members)) < rate]
+        x, y = fetch(dataset, chosen)
+        yield x, y, torch.ones(len(y))
+
+
+def fetch(dataset: Dataset, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Records by index: at once where the dataset can (``batch``), one by one elsewhere."""
+    if hasattr(dataset, "batch"):
+        return dataset.batch(indices)
+    if len(indices) == 0:
+        x, y = default_collate([dataset[0]])
+        return x[:0], y[:0]
+    x, y = default_collate([dataset[int(i)] for i in indices])
+    return x, torch.as_tensor(y)
+
+
+def sequential_batches(dataset: Dataset, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """All records in order, ``size`` at a time."""
+    total = len(dataset)  # type: ignore[arg-type]
+    for start in range(0, total, size):
+        yield fetch(dataset, np.arange(start, min(start + size, total)))

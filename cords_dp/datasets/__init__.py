@@ -1,0 +1,14 @@
+"""Datasets: how they are fetched, made and split. Only fixed public constants touch the records."""
+
+from cords_dp.datasets.arrays import ArrayDataset, Splits
+from cords_dp.datasets.build import DATASETS, build_dataset, check_dataset, dataset_name, known_sizes
+
+__all__ = [
+    "DATASETS",
+    "ArrayDataset",
+    "Splits",
+    "build_dataset",
+    "check_dataset",
+    "dataset_name",
+    "known_sizes",
+]

@@ -1,0 +1,58 @@
+"""In-memory datasets that hand out whole batches at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+
+class RawData(NamedTuple):
+    """Arrays as published: features (uint8 images as N×C×H×W, or floats) and integer labels."""
+
+    x_train: np.ndarray
+    y_train: np.ndarray
+    x_test: np.ndarray
+    y_test: np.ndarray
+
+
+class ArrayDataset(Dataset):
+    """Records in memory, normalised by fixed public constants when they are read.
+
+    No statistic is ever fitted on the records: what `batch` returns for one record depends on that
+    record and on the constants alone.
+    """
+
+    def __init__(self, x: np.ndarray, y: np.ndarray, mean: Sequence[float] = (), std: Sequence[float] = ()):
+        self.x = torch.from_numpy(np.ascontiguousarray(x))
+        self.targets = torch.from_numpy(np.asarray(y, dtype=np.int64))
+        shape = (1, -1, 1, 1)
+        self._mean = torch.tensor(mean).reshape(shape) * 255 if mean else None
+        self._std = torch.tensor(std).reshape(shape) * 255 if std else None
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        x, y = self.batch([index])
+        return x[0], y[0]
+
+    def batch(self, indices: Sequence[int] | np.ndarray | Tensor) -> tuple[Tensor, Tensor]:
+        index = torch.as_tensor(indices, dtype=torch.int64)
+        x = self.x[index].float()
+        if self._mean is not None:
+            x = (x - self._mean) / self._std
+        return x, self.targets[index]
+
+
+class Splits(NamedTuple):
+    """What CORDS' ``gen_dataset`` returns: train, validation and test sets and the number of classes."""
+
+    train: Dataset
+    validation: Dataset
+    test: Dataset
+    num_classes: int

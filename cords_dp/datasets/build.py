@@ -1,0 +1,153 @@
+"""From a config's ``dataset`` section to train, validation and test sets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cords_dp.datasets.arrays import ArrayDataset, RawData, Splits
+from cords_dp.datasets.fetch import image_arrays
+from cords_dp.datasets.imbalance import cut_classes, mild_imbalance
+from cords_dp.datasets.synthetic import FEATURES, shift_set
+from cords_dp.errors import ConfigError
+
+FEATURE_NAMES = ("dss", "classimb", "mildimb")
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """Public facts of a dataset: sizes, shape, and the constants that its pixels are normalised with."""
+
+    num_train: int
+    num_test: int
+    shape: tuple[int, ...]
+    num_classes: int
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+
+# The constants are CORDS' own; they are published with the datasets, not fitted here.
+DATASETS: dict[str, DatasetInfo] = {
+    "mnist": DatasetInfo(60_000, 10_000, (1, 28, 28), 10, (0.1307,), (0.3081,)),
+    "cifar10": DatasetInfo(
+        50_000, 10_000, (3, 32, 32), 10, (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
+    ),
+    "cifar100": DatasetInfo(
+        50_000, 10_000, (3, 32, 32), 100, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
+    ),
+    "digits": DatasetInfo(1_437, 360, (64,), 10),
+    "synthetic": DatasetInfo(4_000, 500, (FEATURES,), 2),
+}
+_ALIASES = {"sklearn-digits": "digits"}
+# Sets that CORDS reads with fixed constants; its tabular sets are standardised with their own statistics.
+_CORDS_IMAGE_SETS = {"fashion-mnist", "svhn", "kmnist", "stl10", "emnist"}
+
+
+def dataset_name(cfg: Mapping[str, Any]) -> str:
+    name = cfg["dataset"].get("name")
+    return _ALIASES.get(name, name)
+
+
+def check_dataset(cfg: Mapping[str, Any], *, private: bool) -> None:
+    """Refuse a dataset section that cannot be used, before anything is read."""
+    name, feature = dataset_name(cfg), cfg["dataset"].get("feature", "dss")
+    if not name:
+        raise ConfigError("dataset.name", name, f"name a dataset: {', '.join(DATASETS)}")
+    if name not in DATASETS:
+        if private and name not in _CORDS_IMAGE_SETS:
+            raise ConfigError(
+                "dataset.name",
+                name,
+                "not a set that cords_dp can read privately (CORDS standardises its tabular sets with statistics "
+                f"of the training data); use one of {', '.join(sorted([*DATASETS, *_CORDS_IMAGE_SETS]))}, or "
+                "hand your own datasets to TrainClassifier.train(trainset=..., ...)",
+            )
+        return
+    if feature not in FEATURE_NAMES:
+        raise ConfigError("dataset.feature", feature, f"must be one of {', '.join(FEATURE_NAMES)}")
+    if feature != "dss" and name == "synthetic":
+        raise ConfigError("dataset.feature", feature, "the synthetic set is imbalanced already; use 'dss'")
+    ratio = cfg["dataset"].get("classimb_ratio")
+    if feature == "classimb" and not (isinstance(ratio, (int, float)) and 0 < ratio < 1):
+        raise ConfigError(
+            "dataset.classimb_ratio", ratio, "classimb needs the share of classes to cut, in (0, 1)"
+        )
+
+
+def known_sizes(cfg: Mapping[str, Any]) -> tuple[int, int] | None:
+    """(n, |V|) where the config alone tells them; None where the data must be counted."""
+    name, section = dataset_name(cfg), cfg["dataset"]
+    if name not in DATASETS or section.get("feature", "dss") != "dss":
+        return None
+    if name == "synthetic":
+        total = int(section.get("num_samples") or 5000)
+        return total - 2 * (total // 10), total // 10
+    total = DATASETS[name].num_train
+    held_out = int(total * (section.get("validation_fraction") or 0.1))
+    return total - held_out, held_out
+
+
+def build_dataset(cfg: Mapping[str, Any], rng: np.random.Generator) -> Splits:
+    """Train, validation and test sets. The validation set is split off without looking at the records."""
+    section, name = cfg["dataset"], dataset_name(cfg)
+    if name not in DATASETS:
+        return _cords_dataset(section)
+    if name == "synthetic":
+        separation = float(section.get("class_separation") or 2.0)
+        parts = shift_set(int(section.get("num_samples") or 5000), separation, rng)
+        return Splits(*(ArrayDataset(x, y) for x, y in parts), num_classes=2)
+    info = DATASETS[name]
+    raw = _digits() if name == "digits" else image_arrays(name, Path(section["datadir"]).expanduser())
+    train, held_out = _split(raw.y_train, section, rng)
+
+    def subset(x: np.ndarray, y: np.ndarray) -> ArrayDataset:
+        return ArrayDataset(x, y, info.mean, info.std)
+
+    return Splits(
+        subset(raw.x_train[train], raw.y_train[train]),
+        subset(raw.x_train[held_out], raw.y_train[held_out]),
+        subset(raw.x_test, raw.y_test),
+        info.num_classes,
+    )
+
+
+def _split(
+    labels: np.ndarray, section: Mapping[str, Any], rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of training and validation records, after the imbalance that the config asks for."""
+    feature = section.get("feature", "dss")
+    everything = np.arange(len(labels))
+    if feature == "mildimb":
+        everything = mild_imbalance(labels, tuple(section.get("keep_range") or (0.8, 1.0)), rng)
+    balanced_validation = bool(section.get("balanced_validation"))
+    if feature == "classimb" and not balanced_validation:
+        everything = cut_classes(labels, float(section["classimb_ratio"]), rng)
+    order = rng.permutation(everything)
+    held_out = int(len(order) * (section.get("validation_fraction") or 0.1))
+    validation, train = order[:held_out], order[held_out:]
+    if feature == "classimb" and balanced_validation:
+        train = train[cut_classes(labels[train], float(section["classimb_ratio"]), rng)]
+    return train, validation
+
+
+def _digits() -> RawData:
+    """scikit-learn's 8×8 digits; the publisher's order, the last fifth for testing. Pixels are 0…16."""
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    x = (x / 16.0 - 0.3).astype(np.float32)
+    cut = DATASETS["digits"].num_train
+    return RawData(x[:cut], y[:cut], x[cut:], y[cut:])
+
+
+def _cords_dataset(section: Mapping[str, Any]) -> Splits:
+    from cords_dp.toolkit import gen_dataset
+
+    options = {"dataset": section}
+    if section.get("feature") == "classimb":
+        options["classimb_ratio"] = section["classimb_ratio"]
+    return Splits(*gen_dataset(section["datadir"], section["name"], section["feature"], **options))

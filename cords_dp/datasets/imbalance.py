@@ -1,0 +1,35 @@
+"""Making class-imbalanced variants of a dataset, to study selection.
+
+These functions *define* the private dataset of an experiment; they are not mechanisms and are not
+charged. Real private data comes as it is.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+CUT_SHARE = 0.1
+
+
+def mild_imbalance(
+    labels: np.ndarray, keep_range: tuple[float, float], rng: np.random.Generator
+) -> np.ndarray:
+    """Indices of a variant in which each class keeps a share drawn uniformly from ``keep_range``."""
+    kept = []
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        size = round(len(members) * rng.uniform(*keep_range))
+        kept.append(rng.choice(members, size=max(1, size), replace=False))
+    return np.sort(np.concatenate(kept))
+
+
+def cut_classes(labels: np.ndarray, ratio: float, rng: np.random.Generator) -> np.ndarray:
+    """CORDS' ``classimb``: a share ``ratio`` of the classes is cut to a tenth of the smallest class."""
+    classes, counts = np.unique(labels, return_counts=True)
+    remaining = max(1, int(counts.min() * CUT_SHARE))
+    cut = rng.choice(classes, size=int(ratio * len(classes)), replace=False)
+    kept = []
+    for label in classes:
+        members = np.flatnonzero(labels == label)
+        kept.append(rng.choice(members, size=remaining, replace=False) if label in cut else members)
+    return np.sort(np.concatenate(kept))

@@ -1,0 +1,88 @@
+"""The exponential mechanism for picking records by score.
+
+One pick takes record ``e`` with probability proportional to ``exp(ε₀ · u_e / 2Δ)``. Several picks
+without replacement while the scores stand still have the law of one *Gumbel-top-m* draw: add
+independent Gumbel noise to ``ε₀ u / 2Δ`` and keep the m largest. That identity ends as soon as a
+score changes, and `ScoreFreeze` holds the caller to it.
+
+Formal guarantees
+-----------------
+Unit: one record, zero-out (the null record stays in the index set with score 0).
+
+* If zeroing one record moves **every** score by at most Δ, one pick is ε₀-DP and its log-likelihood
+  ratio has range ε₀ (bounded range), hence ε₀²/8-zCDP [Cesar & Rogers 2021, Lemma 3.4].
+* If it moves **only that record's own** score, by at most Δ, one pick is ε₀/2-DP, and a whole freeze
+  of m picks is post-processing of the noisy score vector, of which a single coordinate is shifted by
+  at most ε₀/2: its cost does not depend on m. See `accounting.events.GumbelFreeze`.
+
+All arithmetic is in float64. Scores that are not finite count as 0 before anything else. Floating
+point side channels of the Gumbel noise are not covered.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from cords_dp.errors import MechanismError
+
+
+def _logits(scores: ArrayLike, epsilon0: float, sensitivity: float) -> np.ndarray:
+    if not (np.isfinite(sensitivity) and sensitivity > 0):
+        raise MechanismError(f"score sensitivity must be positive and finite, not {sensitivity!r}")
+    if not epsilon0 >= 0:
+        raise MechanismError(f"a pick needs epsilon0 >= 0, got {epsilon0!r}")
+    scores = np.asarray(scores, dtype=np.float64)
+    if scores.ndim != 1:
+        raise MechanismError(f"scores must be a vector, got shape {scores.shape}")
+    scores = np.where(np.isfinite(scores), scores, 0.0)
+    return scores * (epsilon0 / (2.0 * sensitivity))
+
+
+def pick_probabilities(scores: ArrayLike, *, epsilon0: float, sensitivity: float) -> np.ndarray:
+    """The law of one pick: probabilities proportional to ``exp(ε₀ u / 2Δ)``."""
+    logits = _logits(scores, epsilon0, sensitivity)
+    weights = np.exp(logits - logits.max())
+    return weights / weights.sum()
+
+
+def gumbel_top_m(
+    scores: ArrayLike, m: int, *, epsilon0: float, sensitivity: float, rng: np.random.Generator
+) -> np.ndarray:
+    """Pick m distinct indices, in the order that sequential picks would give them."""
+    logits = _logits(scores, epsilon0, sensitivity)
+    if not 0 <= m <= logits.size:
+        raise MechanismError(f"cannot pick {m} of {logits.size} records without replacement")
+    noisy = logits + rng.gumbel(size=logits.size)
+    if m < logits.size:
+        top = np.argpartition(noisy, logits.size - m)[logits.size - m :]
+    else:
+        top = np.arange(logits.size)
+    return top[np.argsort(-noisy[top], kind="stable")]
+
+
+class ScoreFreeze:
+    """A stretch of picks during which no score changes. Draws once, then is spent.
+
+    It keeps the array it was given, not a copy, and remembers what it held: drawing after the
+    scores were updated, or a second time (the same freeze would need the same noise), is refused.
+    """
+
+    def __init__(self, scores: np.ndarray, *, epsilon0: float, sensitivity: float):
+        self._scores = np.asarray(scores, dtype=np.float64)
+        self._at_start = self._scores.copy()
+        self._epsilon0, self._sensitivity = epsilon0, sensitivity
+        self._spent = False
+
+    def draw(self, m: int, rng: np.random.Generator) -> np.ndarray:
+        if self._spent:
+            raise MechanismError("this score freeze has been drawn from; start a new one for more picks")
+        if not np.array_equal(self._scores, self._at_start, equal_nan=True):
+            raise MechanismError(
+                "the scores changed inside a freeze: one Gumbel draw no longer has the law of the picks. "
+                "Start a new ScoreFreeze after every score update."
+            )
+        self._spent = True
+        return gumbel_top_m(
+            self._scores, m, epsilon0=self._epsilon0, sensitivity=self._sensitivity, rng=rng
+        )

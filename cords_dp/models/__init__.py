@@ -1,0 +1,6 @@
+"""Models that keep CORDS' contract and Opacus'."""
+
+from cords_dp.models.build import build_model, check_model, model_names, register_model
+from cords_dp.models.private import make_private_ready
+
+__all__ = ["build_model", "check_model", "make_private_ready", "model_names", "register_model"]

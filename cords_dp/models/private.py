@@ -1,0 +1,36 @@
+"""Making a model fit for per-example gradients."""
+
+from __future__ import annotations
+
+import warnings
+
+from opacus.validators import ModuleValidator
+from torch import nn
+
+from cords_dp.errors import UnsupportedModelError
+
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+def make_private_ready(model: nn.Module) -> tuple[nn.Module, list[str]]:
+    """Replace what mixes records inside a batch; return the model and what was replaced, in words.
+
+    BatchNorm computes statistics over the batch, so one record's activations would depend on the
+    others'. It becomes GroupNorm, which looks at one record at a time. The learning behaviour changes,
+    so the user is told. In-place activations are made ordinary ones, which backward hooks need.
+    """
+    replaced = []
+    batch_norms = sum(isinstance(m, _BATCH_NORMS) for m in model.modules())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fixed = ModuleValidator.fix(model)
+    if batch_norms:
+        replaced.append(f"{batch_norms} BatchNorm layers by GroupNorm (BatchNorm mixes the records of a batch)")
+    for module in fixed.modules():
+        if getattr(module, "inplace", False):
+            module.inplace = False  # type: ignore[assignment]
+    problems = ModuleValidator.validate(fixed, strict=False)
+    if problems:
+        reasons = "; ".join(str(p).splitlines()[0] for p in problems)
+        raise UnsupportedModelError(f"{type(model).__name__} cannot be trained with per-example gradients: {reasons}")
+    return fixed, replaced

@@ -1,0 +1,76 @@
+"""Last-layer gradients of many records without ever building them.
+
+The gradient of a loss with respect to a last linear layer is an outer product, ``g = r ⊗ [1; h]``, where
+``r`` is the loss gradient at the logits (softmax − one-hot for cross-entropy) and ``h`` the layer's input. Norms,
+inner products and sums follow from ``r`` and ``h``; the n × classes·(dim+1) matrix is not needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from cords_dp.dataloaders.poisson import sequential_batches
+from cords_dp.mechanisms import clip_factors, finite_or_zero
+
+LossPerExample = Callable[[Tensor, Tensor], Tensor]
+_BATCH = 1024
+
+
+@dataclass
+class LastLayerGradients:
+    """Gradients ``g_j = r_j ⊗ a_j`` of n records: ``r`` is n×classes, ``a`` is n×(1+dim), or n×1 for biases only."""
+
+    r: Tensor
+    a: Tensor
+
+    def __len__(self) -> int:
+        return len(self.r)
+
+    def rows(self, index: Tensor) -> LastLayerGradients:
+        return LastLayerGradients(self.r[index], self.a[index])
+
+    def factors(self, clip: float) -> Tensor:
+        """Factors that clip each record's gradient to norm ``clip``; 0 for a record that is not finite."""
+        return clip_factors(self.r.norm(dim=1) * self.a.norm(dim=1), clip)
+
+    def scores(self, v: Tensor, clip: float) -> Tensor:
+        """``u_j = ⟨clip(g_j), v⟩`` for a classes×(1+dim) matrix ``v``; |u_j| ≤ clip·‖v‖."""
+        inner = (self.r * (self.a @ v.T)).sum(dim=1)
+        return finite_or_zero((self.factors(clip) * inner)[:, None])[:, 0]
+
+    def clipped_sum(self, clip: float) -> Tensor:
+        """``Σ_j clip(g_j)``, classes×(1+dim). One record's part has norm at most ``clip``."""
+        weighted = finite_or_zero(self.r * self.factors(clip)[:, None])
+        return weighted.T @ finite_or_zero(self.a)
+
+
+def last_layer_gradients(
+    model: nn.Module, loss: LossPerExample, dataset: Dataset, *, linear_layer: bool, device: str
+) -> tuple[LastLayerGradients, Tensor, Tensor]:
+    """Gradients, logits and labels of every record at the model's current weights."""
+    model.eval()  # dropout would make a record's score depend on chance
+    residuals, inputs, logits, labels = [], [], [], []
+    for x, y in sequential_batches(dataset, _BATCH):
+        y = y.to(device)
+        with torch.no_grad():
+            out, embedding = model(x.to(device), last=True, freeze=True)
+        residuals.append(logit_gradients(out, y, loss))
+        ones = out.new_ones(len(out), 1)
+        inputs.append(torch.cat([ones, embedding.detach()], dim=1) if linear_layer else ones)
+        logits.append(out.detach())
+        labels.append(y)
+    gradients = LastLayerGradients(finite_or_zero(torch.cat(residuals)), finite_or_zero(torch.cat(inputs)))
+    return gradients, torch.cat(logits), torch.cat(labels)
+
+
+def logit_gradients(logits: Tensor, labels: Tensor, loss: LossPerExample) -> Tensor:
+    """∂ℓ/∂logits of each record. The losses are per record, so one backward pass of their sum gives all."""
+    with torch.enable_grad():
+        leaf = logits.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(loss(leaf, labels).sum(), leaf)
+    return gradient

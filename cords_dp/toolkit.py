@@ -1,0 +1,162 @@
+"""The only module that imports CORDS.
+
+CORDS 0.0.4 imports a few things that no longer exist (``sklearn.datasets.load_boston``,
+``torchtext.data``, ``cgi`` on Python 3.13) and, in a git checkout, packages that only its text
+examples use. None of them is needed here, so each one that is missing is replaced by an empty stub
+while CORDS is imported, and taken away again afterwards.
+
+Works with the wheel and with a git checkout of CORDS that stands earlier on ``sys.path``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+from cords_dp.errors import ToolkitMissingError
+
+INSTALL_COMMAND = "pip install --no-deps cords==0.0.4"
+
+# Imported by CORDS at module level, used only by parts of it that cords_dp does not call.
+_OPTIONAL_MODULES = (
+    "asyncore",
+    "cgi",
+    "datasets",
+    "h5py",
+    "sentence_transformers",
+    "submodlib",
+    "torchtext",
+    "torchtext.data",
+    "transformers",
+    "turtle",
+    "wandb",
+)
+
+
+class _Stub(types.ModuleType):
+    """A module in which every public name exists and fails only when it is called."""
+
+    __path__: list[str] = []
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        full = f"{self.__name__}.{name}"
+
+        def missing(*_: object, **__: object) -> None:
+            raise ToolkitMissingError(f"{full} is not installed; this part of CORDS needs it")
+
+        return missing
+
+
+# Present on many machines and yet not importable: a binary built for another torch, no Tk.
+_OFTEN_BROKEN = ("torchtext", "torchtext.data", "turtle")
+
+
+def _is_missing(name: str) -> bool:
+    if name in sys.modules:
+        return False
+    try:
+        if importlib.util.find_spec(name) is None:
+            return True
+        if name in _OFTEN_BROKEN:
+            importlib.import_module(name)
+    except Exception:  # a broken binary raises OSError, not ImportError
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def stubs_for_dead_imports() -> Iterator[list[str]]:
+    """Stub what is missing, yield the stubbed names, leave everything as it was."""
+    import sklearn.datasets
+
+    stubbed = [name for name in _OPTIONAL_MODULES if _is_missing(name)]
+    displaced = {name: sys.modules.get(name) for name in stubbed}
+    for name in stubbed:
+        sys.modules[name] = _Stub(name)
+    stub_boston = "load_boston" not in vars(sklearn.datasets)
+    if stub_boston:
+        sklearn.datasets.load_boston = None
+    try:
+        yield stubbed
+    finally:
+        for name in stubbed:
+            previous = displaced[name]
+            if previous is None:
+                sys.modules.pop(name, None)
+            else:
+                sys.modules[name] = previous
+        if stub_boston:
+            del sklearn.datasets.load_boston
+
+
+def _load_file(name: str, path: Path) -> types.ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _train_module(cords_root: Path) -> types.ModuleType:
+    """CORDS' train loop: ``train_sl.py`` in a checkout, an example in the wheel.
+
+    Loaded by path, because ``examples`` is a name that any project may have on its path.
+    """
+    checkout = cords_root / "train_sl.py"
+    wheel = cords_root / "examples/HPO/image_classification/python_code/vision_train_sl.py"
+    for path in (checkout, wheel):
+        if path.is_file():
+            return _load_file("cords_dp._cords_train_loop", path)
+    raise ToolkitMissingError(
+        f"the CORDS found has no train loop that cords_dp knows; install it with: {INSTALL_COMMAND}"
+    )
+
+
+try:
+    with stubs_for_dead_imports():
+        import cords
+        from cords.selectionstrategies.SL import GLISTERStrategy
+        from cords.utils import models as cords_models
+        from cords.utils.config_utils import load_config_data
+        from cords.utils.data.data_utils import WeightedSubset
+        from cords.utils.data.dataloader.SL import adaptive, nonadaptive
+        from cords.utils.data.datasets.SL import gen_dataset
+
+        cords_root = Path(cords.__file__).resolve().parent.parent
+        train_module = _train_module(cords_root)
+except ImportError as error:
+    if isinstance(error, ToolkitMissingError):
+        raise
+    missing = (error.name or "").split(".")[0]
+    hint = INSTALL_COMMAND if missing == "cords" else f"pip install {missing}"
+    raise ToolkitMissingError(f"cords_dp needs {missing or error}. Install it with: {hint}") from error
+
+TrainClassifier = train_module.TrainClassifier
+GLISTERDataLoader = adaptive.GLISTERDataLoader
+RandomDataLoader = adaptive.RandomDataLoader
+IS_CHECKOUT = (cords_root / "train_sl.py").is_file()
+
+__all__ = [
+    "INSTALL_COMMAND",
+    "IS_CHECKOUT",
+    "GLISTERDataLoader",
+    "GLISTERStrategy",
+    "RandomDataLoader",
+    "TrainClassifier",
+    "WeightedSubset",
+    "adaptive",
+    "cords_models",
+    "gen_dataset",
+    "load_config_data",
+    "nonadaptive",
+    "stubs_for_dead_imports",
+]

@@ -1,0 +1,227 @@
+"""One DP-SGD step, through Opacus.
+
+``θ ← θ − η · ( Σ_{j∈batch} clip_C(w_j ∇ℓ_j) + N(0, σ²C²I) ) / b̄`` with ``b̄`` the *expected* batch size, a
+public constant.
+
+Formal guarantees
+-----------------
+Unit: one record, zero-out. Each step is one Poisson-subsampled Gaussian event (q, σ), provided the batch
+holds each record independently with probability q. A record's part of the sum has L2 norm at most C: its
+weight is applied before clipping, and a record whose gradient is not finite contributes nothing. An empty
+batch still takes a step and adds noise. The event is charged by the caller before the step.
+
+Opacus computes per-example gradients in several ways ("modes") of very different speed; which one is
+fastest depends on the model, and some fail on some models, so `fastest_mode` tries them on random numbers.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+import warnings
+from collections.abc import Callable, Iterator
+
+import torch
+from opacus.grad_sample import GradSampleModuleFastGradientClipping, prepare_module
+from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from cords_dp.errors import UnsupportedModelError
+from cords_dp.mechanisms import clip_factors, keep_rows
+
+LossPerExample = Callable[[Tensor, Tensor], Tensor]
+MODES = ("ghost", "ew", "hooks", "functorch")
+
+
+class PlainEngine:
+    """A step without clipping and noise: ε = ∞, on the same batches and with the same normaliser."""
+
+    mode = "none"
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, criterion: LossPerExample, *, batch_size: int):
+        self.model, self.optimizer, self.criterion, self.batch_size = model, optimizer, criterion, batch_size
+
+    def step(self, x: Tensor, y: Tensor, weights: Tensor) -> None:
+        self.optimizer.zero_grad()
+        if len(y):
+            losses = self.criterion(self.model(x), y) * weights
+            (losses.sum() / self.batch_size).backward()
+            self.optimizer.step()
+
+
+class PrivateEngine:
+    """Clipped, noisy steps on one model. Wraps the model once, for the whole run."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        criterion: LossPerExample,
+        *,
+        sigma: float,
+        max_grad_norm: float,
+        batch_size: int,
+        mode: str,
+        generator: torch.Generator,
+        normalise: bool = False,
+        max_physical_batch_size: int = 512,
+    ):
+        self.mode, self.criterion, self.piece = mode, criterion, max_physical_batch_size
+        self.max_grad_norm, self.normalise = max_grad_norm, normalise
+        options = {"loss_reduction": "sum"}
+        if mode != "ew":
+            options["strict"] = True  # type: ignore[assignment]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self.model = prepare_module(model, grad_sample_mode=mode, **options)
+        self.optimizer: DPOptimizer = (
+            DPOptimizerFastGradientClipping if mode == "ghost" else _BoundedDPOptimizer
+        )(
+            optimizer,
+            noise_multiplier=sigma,
+            max_grad_norm=max_grad_norm,
+            expected_batch_size=batch_size,
+            loss_reduction="mean",
+            generator=generator,
+        )
+        self.optimizer.normalise = normalise
+
+    def step(self, x: Tensor, y: Tensor, weights: Tensor) -> None:
+        """Take one noisy step on a Poisson batch of any size, none included."""
+        pieces = list(_pieces(len(y), self.piece))
+        for number, piece in enumerate(pieces):
+            self.optimizer.zero_grad(set_to_none=True)
+            if self.mode == "ghost":
+                self._ghost_gradients(x[piece], y[piece], weights[piece])
+            else:
+                self._example_gradients(x[piece], y[piece], weights[piece])
+            self.optimizer.signal_skip_step(do_skip=number < len(pieces) - 1)
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _losses(self, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+        return self.criterion(self.model(x), y) * weights
+
+    def _example_gradients(self, x: Tensor, y: Tensor, weights: Tensor) -> None:
+        """Leave every example's gradient in ``p.grad_sample``; `_BoundedDPOptimizer` clips and sums them."""
+        if len(y) == 0:
+            for p in self.optimizer.params:
+                p.grad_sample = p.new_zeros((0, *p.shape))  # type: ignore[attr-defined]
+            return
+        self._losses(x, y, weights).sum().backward()
+
+    def _ghost_gradients(self, x: Tensor, y: Tensor, weights: Tensor) -> None:
+        """Leave the clipped sum in ``p.grad``: one backward pass for the norms, one for the sum."""
+        assert isinstance(self.model, GradSampleModuleFastGradientClipping)
+        if len(y) == 0:
+            for p in self.optimizer.params:
+                p.grad = torch.zeros_like(p)
+            return
+        losses = self._losses(x, y, weights)
+        losses.sum().backward(retain_graph=True)
+        norms = self.model.get_norm_sample().detach()
+        self.optimizer.zero_grad(set_to_none=True)
+        finite = torch.isfinite(norms)
+        if not bool(finite.all()):
+            # 0 · NaN is NaN, so a record that is not finite must leave the batch. The result is that of
+            # zeroing its gradient; only the time taken differs.
+            self._ghost_gradients(x[finite], y[finite], weights[finite])
+            return
+        factors = clip_factors(norms, self.max_grad_norm, normalise=self.normalise)
+        self.model.disable_hooks()
+        try:
+            (losses * factors).sum().backward()
+        finally:
+            self.model.enable_hooks()
+
+
+class _BoundedDPOptimizer(DPOptimizer):
+    """Opacus' optimizer with our clipping: non-finite gradients become zero, norms never exceed C."""
+
+    normalise = False
+
+    def clip_and_accumulate(self) -> None:
+        samples = [self._get_flat_grad_sample(p).to(p.dtype) for p in self.params]
+        norms = torch.stack([g.reshape(len(g), -1).norm(dim=1) for g in samples], dim=1).norm(dim=1)
+        factors = clip_factors(norms, self.max_grad_norm, normalise=self.normalise)
+        for p, gradients in zip(self.params, samples, strict=True):
+            if not bool(torch.isfinite(norms).all()):
+                gradients = keep_rows(gradients, torch.isfinite(norms))
+            total = torch.einsum("i,i...", factors, gradients)
+            p.summed_grad = total if p.summed_grad is None else p.summed_grad + total  # type: ignore[attr-defined]
+
+
+def _pieces(size: int, piece: int) -> Iterator[slice]:
+    """Slices that cover a batch; one empty slice for an empty batch."""
+    for start in range(0, max(size, 1), piece):
+        yield slice(start, min(start + piece, size))
+
+
+# --- choosing a mode -----------------------------------------------------------------------------
+
+
+def fastest_mode(model: nn.Module, x: Tensor, y: Tensor, criterion: LossPerExample) -> str:
+    """The quickest Opacus mode whose clipped sum is right for this model, found on made-up inputs."""
+    probe = _without_dropout(model)
+    expected = _reference_sum(probe, x, y, criterion)
+    timings, problems = {}, []
+    for mode in MODES:
+        try:
+            seconds, got = _try_mode(mode, probe, x, y, criterion)
+        except Exception as error:  # Opacus raises many kinds
+            problems.append(f"{mode}: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
+            continue
+        if torch.allclose(got, expected, rtol=1e-2, atol=1e-4 * float(expected.abs().max() + 1e-6)):
+            timings[mode] = seconds
+        else:
+            problems.append(f"{mode}: wrong gradients")
+    if not timings:
+        raise UnsupportedModelError(
+            f"no way to get per-example gradients of {type(model).__name__}: " + "; ".join(problems)
+        )
+    return min(timings, key=timings.__getitem__)
+
+
+def _without_dropout(model: nn.Module) -> nn.Module:
+    probe = copy.deepcopy(model).train()
+    for module in probe.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+    return probe
+
+
+def _reference_sum(model: nn.Module, x: Tensor, y: Tensor, criterion: LossPerExample) -> Tensor:
+    """The sum of gradients clipped to norm 1, one example at a time."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    total = torch.zeros(sum(p.numel() for p in parameters), device=x.device)
+    for i in range(len(y)):
+        gradients = torch.autograd.grad(criterion(model(x[i : i + 1]), y[i : i + 1]).sum(), parameters)
+        flat = torch.cat([g.reshape(-1) for g in gradients])
+        total += flat * clip_factors(flat.norm(), 1.0)
+    return total
+
+
+def _try_mode(
+    mode: str, probe: nn.Module, x: Tensor, y: Tensor, criterion: LossPerExample
+) -> tuple[float, Tensor]:
+    model = copy.deepcopy(probe)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    before = torch.cat([p.detach().reshape(-1).clone() for p in parameters])
+    engine = PrivateEngine(
+        model,
+        torch.optim.SGD(parameters, lr=1.0),
+        criterion,
+        sigma=0.0,
+        max_grad_norm=1.0,
+        batch_size=1,
+        mode=mode,
+        generator=torch.Generator(device=x.device),
+    )
+    weights = torch.ones(len(y), device=x.device)
+    engine.step(x, y, weights)
+    total = before - torch.cat([p.detach().reshape(-1) for p in parameters])
+    many_x, many_y = x.repeat(4, *[1] * (x.dim() - 1)), y.repeat(4)
+    start = time.perf_counter()
+    engine.step(many_x, many_y, torch.ones(len(many_y), device=x.device))
+    return time.perf_counter() - start, total

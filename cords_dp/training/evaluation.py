@@ -1,0 +1,81 @@
+"""Loss and accuracy, and the metrics of a run in CORDS' format."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+LABELS = {
+    "val_loss": "Validation Loss",
+    "val_acc": "Validation Accuracy",
+    "tst_loss": "Test Loss",
+    "tst_acc": "Test Accuracy",
+    "trn_loss": "Training Loss",
+    "trn_acc": "Training Accuracy",
+    "subtrn_loss": "Subset Loss",
+    "subtrn_acc": "Subset Accuracy",
+    "time": "Timing",
+}
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    criterion: nn.Module,
+    device: str,
+    *,
+    is_regression: bool = False,
+) -> tuple[float, float]:
+    """(mean loss, accuracy) over (x, y) batches; ``criterion`` has reduction="none"."""
+    model.eval()
+    loss, correct, total = 0.0, 0, 0
+    for x, y in batches:
+        y = y.to(device)
+        outputs = model(x.to(device))
+        loss += float(criterion(outputs.view_as(y) if is_regression else outputs, y).sum())
+        if not is_regression:
+            correct += int((outputs.argmax(dim=1) == y).sum())
+        total += len(y)
+    return loss / max(total, 1), correct / max(total, 1)
+
+
+@dataclass
+class History:
+    """What was measured after each evaluated epoch."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    def column(self, name: str) -> list[Any]:
+        return [row[name] for row in self.rows if name in row]
+
+    def last(self, name: str, default: Any = None) -> Any:
+        column = self.column(name)
+        return column[-1] if column else default
+
+    def line(self, print_args: list[str], *, best: bool) -> str:
+        """CORDS' log line for the newest row."""
+        row = self.rows[-1]
+        parts = [f"Epoch: {row['epoch']}"]
+        for name in print_args:
+            if name in LABELS and name in row:
+                parts.append(f"{LABELS[name]}: {row[name]}")
+                if name == "tst_acc" and best:
+                    parts.append(f"Best Accuracy: {max(self.column('tst_acc'))}")
+        return " , ".join(parts)
+
+    def to_csv(self, path: Path) -> None:
+        """One row an evaluated epoch: epoch, accuracy, loss, seconds, epsilon, then everything else."""
+        first = {"epoch": "epoch", "tst_acc": "accuracy", "tst_loss": "loss", "time": "seconds", "epsilon": "epsilon"}
+        others = [key for key in dict.fromkeys(k for row in self.rows for k in row) if key not in first]
+        with open(path, "w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow([*first.values(), *others])
+            for row in self.rows:
+                writer.writerow([row.get(key, "") for key in [*first, *others]])

@@ -1,0 +1,89 @@
+"""The optimizers and schedulers that CORDS' configs name, for every model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim import lr_scheduler as schedulers
+
+from cords_dp.errors import ConfigError
+
+OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop")
+SCHEDULERS = (
+    None,
+    "cosine_annealing",
+    "cosine_annealing_WS",
+    "cosine_annealing_step",
+    "linear_decay",
+    "StepLR",
+    "multistep",
+)
+
+
+def check_optimizer(cfg: Mapping[str, Any]) -> None:
+    kind = cfg["optimizer"].get("type")
+    if kind not in OPTIMIZERS:
+        raise ConfigError("optimizer.type", kind, f"must be one of {', '.join(OPTIMIZERS)}")
+    schedule = (cfg.get("scheduler") or {}).get("type")
+    if schedule not in SCHEDULERS:
+        known = ", ".join(str(s) for s in SCHEDULERS)
+        raise ConfigError(
+            "scheduler.type", schedule, f"must be one of {known} (a plateau rule would read private metrics)"
+        )
+
+
+def build_optimizer(cfg: Mapping[str, Any], model: nn.Module) -> Optimizer:
+    section = cfg["optimizer"]
+    lr, decay = section["lr"], section.get("weight_decay") or 0.0
+    groups = _parameter_groups(section, model)
+    if section["type"] == "sgd":
+        momentum = section.get("momentum") or 0.0
+        nesterov = bool(section.get("nesterov")) and momentum > 0
+        return torch.optim.SGD(groups, lr=lr, momentum=momentum, weight_decay=decay, nesterov=nesterov)
+    classes = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "rmsprop": torch.optim.RMSprop}
+    return classes[section["type"]](groups, lr=lr, weight_decay=decay)
+
+
+def _parameter_groups(section: Mapping[str, Any], model: nn.Module) -> list[dict[str, Any]]:
+    """CORDS' three learning rates for a ResNet's head, blocks and stem; one group for every other model.
+
+    CORDS leaves out the parameters that it does not name; here they learn with ``optimizer.lr``.
+    """
+    layers = {"linear": "lr1", "layer4": "lr2", "layer3": "lr2", "layer2": "lr2", "layer1": "lr2", "conv1": "lr3"}
+    named = all(section.get(lr) for lr in ("lr1", "lr2", "lr3")) and all(hasattr(model, m) for m in layers)
+    if not named:
+        return [{"params": list(model.parameters())}]
+    groups = [{"params": list(getattr(model, m).parameters()), "lr": section[lr]} for m, lr in layers.items()]
+    taken = {id(p) for group in groups for p in group["params"]}
+    rest = [p for p in model.parameters() if id(p) not in taken]
+    return groups + ([{"params": rest}] if rest else [])
+
+
+def build_scheduler(
+    cfg: Mapping[str, Any], optimizer: Optimizer, *, epochs: int, steps: int
+) -> tuple[schedulers.LRScheduler | None, bool]:
+    """The scheduler and whether it advances at every step instead of every epoch."""
+    section = cfg.get("scheduler") or {}
+    kind = section.get("type")
+    if kind is None:
+        return None, False
+    if kind == "cosine_annealing":
+        return schedulers.CosineAnnealingLR(optimizer, T_max=section.get("T_max") or epochs), False
+    if kind == "cosine_annealing_WS":
+        return (
+            schedulers.CosineAnnealingWarmRestarts(
+                optimizer, T_0=section.get("T_0") or epochs, T_mult=section.get("T_mult") or 1
+            ),
+            False,
+        )
+    if kind == "cosine_annealing_step":
+        return schedulers.CosineAnnealingLR(optimizer, T_max=section.get("max_steps") or max(steps, 1)), True
+    gamma = section.get("gamma") or 0.1
+    if kind == "multistep":
+        return schedulers.MultiStepLR(optimizer, milestones=list(section["milestones"]), gamma=gamma), False
+    size = section.get("stepsize") or section.get("step_size") or epochs
+    return schedulers.StepLR(optimizer, step_size=size, gamma=gamma), False

@@ -1,0 +1,474 @@
+"""`TrainClassifier`: CORDS' train loop, with private strategies.
+
+A drop-in for CORDS' class of the same name: the same constructor, ``cfg``, ``logger`` and ``train``, the same log
+paths, log lines and checkpoint keys. CORDS' own strategies run through it as they do in CORDS. For private
+strategies the loop is DP-SGD by the privacy plan, and nothing about single records is logged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import random
+import time
+import warnings
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from dotmap import DotMap
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset
+from tqdm import tqdm
+
+from cords_dp import toolkit
+from cords_dp.accounting import TRAINING_DATA, Ledger
+from cords_dp.dataloaders import sequential_batches
+from cords_dp.datasets import Splits, build_dataset, known_sizes
+from cords_dp.errors import BudgetExceededError
+from cords_dp.models import build_model, make_private_ready
+from cords_dp.plan import Cost, PrivacyPlan
+from cords_dp.registry import LoaderContext
+from cords_dp.seeding import Streams
+from cords_dp.training.checkpoint import load_checkpoint, save_checkpoint
+from cords_dp.training.engine import PlainEngine, PrivateEngine, fastest_mode
+from cords_dp.training.evaluation import LABELS, History, evaluate
+from cords_dp.training.optim import build_optimizer, build_scheduler
+from cords_dp.training.setup import check_config
+
+_EVALUATION_BATCH = 1024
+
+
+class TrainClassifier(toolkit.TrainClassifier):
+    """CORDS' TrainClassifier with private strategies. ``TrainClassifier(cfg).train()`` trains and logs."""
+
+    def __init__(self, config_file_data: DotMap):
+        own_data = not (config_file_data.get("dataset") or {}).get("name")
+        self.setup = check_config(config_file_data, own_data=own_data)
+        _fill_defaults(config_file_data, self.setup.strategy.whole)
+        super().__init__(config_file_data)
+        self.logger = _own_logger(self.logger)
+        if self.setup.device != str(self.cfg.train_args.device):
+            self.logger.warning("No CUDA on this machine: training on the CPU instead.")
+        self.cfg.train_args.device = self.setup.device
+        self.history = History()
+        self.plan: PrivacyPlan | None = None
+        self.ledger = Ledger()
+        self.model: nn.Module | None = None
+        self.train_seconds = self.selection_seconds = 0.0
+        self.output_dir: Path | None = None
+        self.show_progress = True
+
+    # -- CORDS' building blocks -------------------------------------------------------------------
+
+    def create_model(self, num_classes: int | None = None) -> nn.Module:
+        """The configured model, made fit for per-example gradients where the strategy is private."""
+        model = build_model(self.cfg, seed=Streams(self.setup.seed).public_seed, num_classes=num_classes)
+        if self.setup.strategy.private:
+            model, replaced = make_private_ready(model)
+            for sentence in replaced:
+                self.logger.warning("%s: replaced %s.", self.cfg.model.architecture, sentence)
+        return model.to(self.setup.device)
+
+    def optimizer_with_scheduler(self, model: nn.Module) -> tuple[Optimizer, Any]:
+        optimizer = build_optimizer(self.cfg, model)
+        scheduler, self._scheduler_by_step = build_scheduler(
+            self.cfg, optimizer, epochs=self.setup.epochs, steps=self._total_steps
+        )
+        return optimizer, scheduler
+
+    # -- training -----------------------------------------------------------------------------------
+
+    def train(self, **kwargs: Any) -> tuple[list[float], list[float], list[float], list[float], np.ndarray]:
+        """Train. Takes ``trainset, validset, testset, num_cls`` as CORDS does, or loads the configured dataset.
+
+        Returns (training, validation, test, best test accuracies, seconds), one entry an evaluated epoch.
+        """
+        with _quiet_libraries():
+            self._train(self._load_data(kwargs))
+        accuracy = self.history.column("tst_acc")
+        best = list(np.maximum.accumulate(accuracy)) if accuracy else []
+        return (
+            self.history.column("trn_acc"),
+            self.history.column("val_acc"),
+            accuracy,
+            best,
+            np.array(self.history.column("time")),
+        )
+
+    def _load_data(self, given: dict[str, Any]) -> Splits:
+        names = ("trainset", "validset", "testset", "num_cls")
+        if all(name in given for name in names):
+            data = Splits(*(given[name] for name in names))
+        else:
+            sizes = known_sizes(self.cfg)
+            if sizes is not None:
+                self.plan = self.setup.plan(*sizes)  # before any data is read
+            data = build_dataset(self.cfg, Streams(self.setup.seed).numpy("data"))
+        n, n_validation = len(data.train), len(data.validation)  # type: ignore[arg-type]
+        self.plan = self.setup.plan(n, n_validation)
+        return data
+
+    def _train(self, data: Splits) -> None:
+        checkpoint_path = self._checkpoint_path()
+        self.ledger = self._open_ledger(checkpoint_path)
+        streams = Streams(self.setup.seed, attempt=self.ledger.attempts)
+        _seed_global_generators(streams)
+        self._total_steps = self.plan.shape.steps if self.plan else 0
+        model = self.model = self.create_model(data.num_classes)
+        _, criterion = self.loss_function()
+        optimizer, scheduler = self.optimizer_with_scheduler(model)
+        loader = self._build_loader(data, model, criterion, optimizer, streams)
+        start_epoch = self._resume(checkpoint_path, model, optimizer, scheduler, loader)
+        engine = self._build_engine(data, model, optimizer, criterion, streams)
+        self._print_args = self._allowed_print_args()
+        self._log_plan()
+        bar = tqdm(
+            total=self.setup.epochs * (len(loader) if not self.plan else 0) + self._total_steps or None,
+            unit="step",
+            desc=self.setup.strategy.name,
+            mininterval=0.5,
+            disable=not self.show_progress,
+            leave=False,
+        )
+        with bar:
+            for epoch in range(start_epoch + 1, self.setup.epochs + 1):
+                try:
+                    subset_metrics = self._train_epoch(epoch, loader, engine, model, scheduler, bar)
+                except BudgetExceededError as error:
+                    self.logger.warning("Stopped after epoch %d: %s", epoch - 1, error)
+                    break
+                if epoch % self.cfg.train_args.get("print_every", 1) == 0 or epoch == self.setup.epochs:
+                    self._evaluate_epoch(epoch, data, model, criterion, subset_metrics)
+                if self.cfg.ckpt.get("is_save") and epoch % (self.cfg.ckpt.get("save_every") or 1) == 0:
+                    self._save(checkpoint_path, epoch, model, optimizer, scheduler, loader)
+        self._log_results(loader)
+
+    def _train_epoch(
+        self, epoch: int, loader: Any, engine: Any, model: nn.Module, scheduler: Any, bar: tqdm
+    ) -> dict[str, float]:
+        start = time.perf_counter()
+        selected_before = getattr(loader, "selection_seconds", 0.0)
+        if self.plan is not None and not self.plan.noiseless:
+            planned = self.plan.shape.epochs[epoch - 1]
+            if planned.steps:
+                # The whole epoch is charged before its first noise: a crash wastes budget, never regains it.
+                self.ledger.charge(TRAINING_DATA, planned.phase, self.plan.step_event(planned))
+        loss_sum, correct, seen = 0.0, 0, 0
+        model.train()
+        for x, y, weights in loader:
+            x, y, weights = (t.to(self.setup.device) for t in (x, y, weights))
+            if self.plan is not None:
+                engine.step(x, y, weights)
+            else:
+                batch_loss, batch_correct = self._cords_step(engine, x, y, weights)
+                loss_sum += batch_loss
+                correct += batch_correct
+                seen += len(y)
+            if scheduler is not None and self._scheduler_by_step:
+                scheduler.step()
+            bar.update()
+        if scheduler is not None and not self._scheduler_by_step:
+            scheduler.step()
+        selecting = getattr(loader, "selection_seconds", 0.0) - selected_before
+        self.selection_seconds += selecting
+        self.train_seconds += time.perf_counter() - start - selecting
+        return {"subtrn_loss": loss_sum, "subtrn_acc": correct / seen} if seen else {}
+
+    def _cords_step(self, engine: PlainEngine, x: Tensor, y: Tensor, weights: Tensor) -> tuple[float, int]:
+        """CORDS' own step: a weighted mean over the batch, as its non-private strategies expect."""
+        engine.optimizer.zero_grad()
+        outputs = engine.model(x)
+        losses = engine.criterion(outputs.view_as(y) if self.cfg.is_reg else outputs, y)
+        loss = torch.dot(losses.reshape(-1), weights.to(losses) / weights.sum())
+        loss.backward()
+        engine.optimizer.step()
+        correct = 0 if self.cfg.is_reg else int((outputs.argmax(dim=1) == y).sum())
+        return float(loss.detach()), correct
+
+    # -- the parts ------------------------------------------------------------------------------------
+
+    def _build_loader(
+        self, data: Splits, model: nn.Module, criterion: nn.Module, optimizer: Optimizer, streams: Streams
+    ) -> Any:
+        dss_args = copy.deepcopy(self.cfg.dss_args)
+        dss_args.update(
+            model=model,
+            loss=criterion,
+            eta=self.cfg.optimizer.lr,
+            num_classes=data.num_classes,
+            num_epochs=self.setup.epochs,
+            device=self.setup.device,
+        )
+        dss_args.setdefault("kappa", 0)
+        dss_args.setdefault("select_every", 1)
+        if self.plan is None and self.cfg.dataset.get("type"):
+            dss_args.data_type = self.cfg.dataset.type
+
+        def sequential(dataset: Dataset) -> DataLoader:
+            collate = self.cfg.dataloader.get("collate_fn") or None
+            return DataLoader(dataset, batch_size=self.setup.batch_size, shuffle=False, collate_fn=collate)
+
+        return self.setup.strategy.build(
+            LoaderContext(
+                cfg=self.cfg,
+                dss_args=dss_args,
+                trainset=data.train,
+                validset=data.validation,
+                train_loader=sequential(data.train),
+                val_loader=sequential(data.validation),
+                model=model,
+                criterion=criterion,
+                optimizer=optimizer,
+                logger=self.logger,
+                streams=streams,
+                plan=self.plan,
+                ledger=self.ledger,
+            )
+        )
+
+    def _build_engine(
+        self, data: Splits, model: nn.Module, optimizer: Optimizer, criterion: nn.Module, streams: Streams
+    ) -> PlainEngine | PrivateEngine:
+        if self.plan is None or self.plan.noiseless:
+            return PlainEngine(model, optimizer, criterion, batch_size=self.setup.batch_size)
+        privacy = self.plan.privacy
+        mode = privacy.grad_sample_mode
+        if mode == "auto":
+            mode = fastest_mode(model, *self._made_up_batch(data), criterion)
+            self.logger.info("Per-example gradients by Opacus, mode %s.", mode)
+        return PrivateEngine(
+            model,
+            optimizer,
+            criterion,
+            sigma=self.plan.sigma,
+            max_grad_norm=privacy.max_grad_norm,
+            batch_size=self.plan.shape.batch_size,
+            mode=mode,
+            generator=streams.torch("noise", self.setup.device),
+            normalise=privacy.clipping == "automatic",
+            max_physical_batch_size=privacy.max_physical_batch_size,
+        )
+
+    def _made_up_batch(self, data: Splits) -> tuple[Tensor, Tensor]:
+        """Random numbers in the shape of a record: choosing a mode must not read records."""
+        shape = data.train[0][0].shape
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(4, *shape, generator=generator).to(self.setup.device)
+        return x, torch.arange(4, device=self.setup.device) % data.num_classes
+
+    def _evaluate_epoch(
+        self, epoch: int, data: Splits, model: nn.Module, criterion: nn.Module, subset_metrics: dict[str, float]
+    ) -> None:
+        row: dict[str, Any] = {"epoch": epoch, "time": self.train_seconds + self.selection_seconds}
+        for prefix, dataset in (("trn", data.train), ("val", data.validation), ("tst", data.test)):
+            if f"{prefix}_loss" in self._print_args or f"{prefix}_acc" in self._print_args:
+                row[f"{prefix}_loss"], row[f"{prefix}_acc"] = evaluate(
+                    model,
+                    self._evaluation_batches(dataset),
+                    criterion,
+                    self.setup.device,
+                    is_regression=bool(self.cfg.is_reg),
+                )
+        row.update({key: value for key, value in subset_metrics.items() if key in self._print_args})
+        if self.plan is not None:
+            row["epsilon"] = self.spent().epsilon
+        self.history.rows.append(row)
+        self.logger.info(self.history.line(self._print_args, best=toolkit.IS_CHECKOUT))
+        if self.output_dir is not None:
+            self.history.to_csv(self.output_dir / "metrics.csv")
+        if self.cfg.get("report_tune"):
+            from ray import tune
+
+            tune.report({"mean_accuracy": row.get("val_acc", row.get("tst_acc", 0.0))})
+
+    def _evaluation_batches(self, dataset: Dataset) -> Iterable[tuple[Tensor, Tensor]]:
+        collate = self.cfg.dataloader.get("collate_fn") or None
+        if collate is None:
+            return sequential_batches(dataset, _EVALUATION_BATCH)
+        return DataLoader(dataset, batch_size=_EVALUATION_BATCH, collate_fn=collate)
+
+    def _allowed_print_args(self) -> list[str]:
+        """The configured metrics less those that would show exact values of private records."""
+        wanted = list(self.cfg.train_args.get("print_args") or ["tst_loss", "tst_acc", "time"])
+        if self.plan is None or self.plan.privacy.exact_metrics:
+            return wanted
+        private = ["trn_", "subtrn_"] + (["val_"] if self.plan.privacy.validation == "private" else [])
+        kept = [name for name in wanted if not name.startswith(tuple(private))]
+        if len(kept) < len(wanted):
+            dropped = ", ".join(name for name in wanted if name not in kept)
+            self.logger.info("Not logged, being exact metrics of private records: %s.", dropped)
+        return kept
+
+    # -- checkpoints and ledger -----------------------------------------------------------------------
+
+    def _checkpoint_path(self) -> Path:
+        """Where CORDS keeps its checkpoint: the log folder's path below ``ckpt.dir``."""
+        log_file = next(h.baseFilename for h in self.logger.handlers if isinstance(h, logging.FileHandler))
+        below = Path(log_file).parent.relative_to(Path(self.cfg.train_args.results_dir).expanduser().resolve())
+        return Path(self.cfg.ckpt.get("dir") or "results").expanduser().resolve() / below / "model.pt"
+
+    def _open_ledger(self, checkpoint_path: Path) -> Ledger:
+        if self.plan is None:
+            return Ledger()
+        path = checkpoint_path.parent / "ledger.json"
+        allowance = self.plan.entries()
+        if path.is_file():
+            if self.cfg.ckpt.get("is_load"):
+                return Ledger.load(path, allowance)
+            _set_aside(path)  # another run's releases stay on record
+        return Ledger(allowance=allowance, path=path)
+
+    def _save(
+        self, path: Path, epoch: int, model: nn.Module, optimizer: Optimizer, scheduler: Any, loader: Any
+    ) -> None:
+        metrics = {name: self.history.column(name) for name in LABELS if self.history.column(name)}
+        state = {
+            "epoch": epoch,
+            "state_dict": model.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "loss": self.loss_function(),
+            "metrics": metrics,
+            "rows": self.history.rows,
+            "scheduler": scheduler.state_dict() if scheduler is not None else None,
+        }
+        if self.plan is not None:
+            # Chosen without looking at the data, or released by a mechanism that was paid for.
+            state["subset"] = torch.as_tensor(np.asarray(loader.subset_indices))
+        save_checkpoint(path, state)
+        self.logger.info("Model checkpoint saved at epoch: %d", epoch)
+
+    def _resume(
+        self, path: Path, model: nn.Module, optimizer: Optimizer, scheduler: Any, loader: Any
+    ) -> int:
+        """Load the checkpoint if the config asks for it and there is one; return the epochs already done."""
+        if not self.cfg.ckpt.get("is_load"):
+            return 0
+        if not path.is_file():
+            self.logger.warning("No checkpoint to load: starting from the beginning.")
+            return 0
+        state = load_checkpoint(path, self.setup.device)
+        model.load_state_dict(state["state_dict"])
+        optimizer.load_state_dict(state["optimizer"])
+        if scheduler is not None and state.get("scheduler"):
+            scheduler.load_state_dict(state["scheduler"])
+        self.history.rows = list(state.get("rows", []))
+        if self.history.rows:
+            self.train_seconds = float(self.history.rows[-1]["time"])
+        if hasattr(loader, "cur_epoch"):
+            loader.cur_epoch = state["epoch"] + 1
+        if self.plan is not None and "subset" in state:
+            loader.subset_indices = state["subset"].numpy()
+        self.logger.info("Loading saved checkpoint model at epoch: %d", state["epoch"])
+        return int(state["epoch"])
+
+    # -- privacy and logs -----------------------------------------------------------------------------
+
+    def spent(self) -> Cost:
+        """What has been charged so far, in (ε, δ)."""
+        assert self.plan is not None
+        return self.plan.spent(self.ledger)
+
+    def _log_plan(self) -> None:
+        if self.plan is None:
+            return
+        if self.plan.noiseless:
+            self.logger.warning("privacy.epsilon = inf: clipping and noise are off, this run is not private.")
+            return
+        shape = self.plan.shape
+        self.logger.info(
+            "Privacy plan: epsilon %g, delta %g, noise multiplier %.4f, %d steps at sampling rate %.5f, %d selections.",
+            self.plan.privacy.epsilon,
+            self.plan.delta,
+            self.plan.sigma,
+            shape.steps,
+            shape.batch_size / shape.k,
+            shape.rounds,
+        )
+
+    def _log_results(self, loader: Any) -> None:
+        """CORDS' closing lines. Selected indices are logged for its non-private strategies only."""
+        kind = self.cfg.dss_args.type
+        if self.plan is None and getattr(loader, "selected_idxs", None):
+            self.logger.info("Selected Indices: ")
+            self.logger.info(loader.selected_idxs)
+        self.logger.info("%s Selection Run---------------------------------", kind)
+        for prefix, name in (("val", "Validation"), ("tst", "Test")):
+            loss, accuracy = self.history.last(f"{prefix}_loss"), self.history.last(f"{prefix}_acc")
+            if loss is not None:
+                self.logger.info("%s Loss: %.2f , %s Accuracy: %.2f", name, loss, name, accuracy)
+        self.logger.info("---------------------------------------------------------------------")
+        self.logger.info(kind)
+        self.logger.info("---------------------------------------------------------------------")
+        for column, name in (("val_acc", "Validation Accuracy"), ("tst_acc", "Test Accuracy"), ("time", "Time")):
+            if column in self._print_args and self.history.column(column):
+                self.logger.info("%s: %s", name, " , ".join(str(v) for v in self.history.column(column)))
+        total = self.train_seconds + self.selection_seconds
+        self.logger.info("Total time taken by %s = %.4f ", kind, total)
+        if self.plan is not None and not self.plan.noiseless:
+            cost = self.spent()
+            self.logger.info(
+                "Privacy spent: epsilon %.4f of %g at delta %g", cost.epsilon, self.plan.privacy.epsilon, cost.delta
+            )
+
+
+def _fill_defaults(cfg: DotMap, whole: bool) -> None:
+    """Values that CORDS' constructor reads and a short config leaves out."""
+    cfg.setdefault("setting", "SL")
+    cfg.setdefault("is_reg", False)
+    if whole:
+        cfg.dss_args.setdefault("fraction", 1.0)
+    cfg.dss_args.setdefault("select_every", 1)
+    if "ckpt" not in cfg:
+        cfg.ckpt = DotMap(is_load=False, is_save=False, dir="results/", save_every=1)
+    cfg.train_args.setdefault("results_dir", "results/")
+    cfg.train_args.setdefault("run", 1)
+    cfg.dataset.setdefault("name", "custom")
+
+
+def _own_logger(shared: logging.Logger) -> logging.Logger:
+    """CORDS hangs new handlers on one global logger each time; give this trainer the newest two alone."""
+    own = logging.Logger(shared.name, level=shared.level)
+    for handler in shared.handlers[-2:]:
+        shared.removeHandler(handler)
+        own.addHandler(handler)
+    return own
+
+
+def _set_aside(path: Path) -> None:
+    number = 1
+    while (target := path.with_name(f"ledger-{number}.json")).exists():
+        number += 1
+    path.rename(target)
+
+
+def _seed_global_generators(streams: Streams) -> None:
+    """Dropout and CORDS' own strategies draw from the global generators."""
+    if streams.seed is None:
+        return
+    seed = int(streams.numpy("init").integers(2**31)) + streams.attempt
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - CORDS uses the global generator
+    random.seed(seed)
+
+
+@contextlib.contextmanager
+def _quiet_libraries() -> Iterator[None]:
+    """Hide warnings that a user can do nothing about."""
+    with warnings.catch_warnings():
+        for message in (
+            "Full backward hook is firing",
+            "Using a non-full backward hook",
+            "dropout2d: Received a 2-D input",
+            "'pin_memory' argument is set",
+            "Secure RNG turned off",
+        ):
+            warnings.filterwarnings("ignore", message=message)
+        yield
+
+
+__all__ = ["TrainClassifier"]
