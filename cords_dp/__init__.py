@@ -1,0 +1,48 @@
+"""cords_dp: differentially private training on data subsets, a plugin for CORDS.
+
+The names below load on first use, because CORDS and torch take seconds to import.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cords_dp.config import load_config
+    from cords_dp.errors import CordsDPError
+    from cords_dp.experiments.run import run_experiment
+    from cords_dp.models import register_model
+    from cords_dp.plan import PrivacyPlan
+    from cords_dp.presets import config_for
+    from cords_dp.registry import register_strategy
+    from cords_dp.training import TrainClassifier
+
+__version__ = "0.1.0"
+__all__ = [
+    "CordsDPError",
+    "PrivacyPlan",
+    "TrainClassifier",
+    "config_for",
+    "load_config",
+    "register_model",
+    "register_strategy",
+    "run_experiment",
+]
+
+_HOMES = {
+    "CordsDPError": "cords_dp.errors",
+    "PrivacyPlan": "cords_dp.plan",
+    "TrainClassifier": "cords_dp.training",
+    "config_for": "cords_dp.presets",
+    "load_config": "cords_dp.config",
+    "register_model": "cords_dp.models",
+    "register_strategy": "cords_dp.registry",
+    "run_experiment": "cords_dp.experiments.run",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'cords_dp' has no attribute {name!r}")

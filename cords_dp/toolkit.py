@@ -18,6 +18,8 @@ import types
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+
 from cords_dp.errors import ToolkitMissingError
 
 INSTALL_COMMAND = "pip install --no-deps cords==0.0.4"
@@ -83,9 +85,11 @@ def stubs_for_dead_imports() -> Iterator[list[str]]:
     stub_boston = "load_boston" not in vars(sklearn.datasets)
     if stub_boston:
         sklearn.datasets.load_boston = None
+    float_errors = np.geterr()
     try:
         yield stubbed
     finally:
+        np.seterr(**float_errors)  # CORDS makes every underflow in the process an exception
         for name in stubbed:
             previous = displaced[name]
             if previous is None:

@@ -77,9 +77,18 @@ register_strategy("GLISTERDP", _glister_dp, private=True, selects=True)
 register_strategy("Full", _full, whole=True)
 register_strategy("SELCON", _selcon)
 
+
+class _GLISTERDataLoader(adaptive.GLISTERDataLoader):
+    """CORDS' GLISTER, whose RGreedy hands out more indices than weights when r does not divide k."""
+
+    def _resample_subset_indices(self) -> tuple[Any, Any]:
+        indices, weights = super()._resample_subset_indices()
+        size = min(len(indices), len(weights))
+        return indices[:size], weights[:size]
+
+
 # CORDS' loaders: class, the config names that select it, whether it is given the validation loader
 _CORDS_LOADERS: list[tuple[str, tuple[str, ...], bool]] = [
-    ("GLISTERDataLoader", ("GLISTER", "GLISTERPB"), True),
     ("GradMatchDataLoader", ("GradMatch", "GradMatchPB"), True),
     ("CRAIGDataLoader", ("CRAIG", "CRAIGPB"), True),
     ("RandomDataLoader", ("Random",), False),
@@ -91,6 +100,8 @@ _CORDS_LOADERS: list[tuple[str, tuple[str, ...], bool]] = [
     ("MILOFixedDataLoader", ("MILOFixed",), False),
     ("FacLocDataLoader", ("FacLoc",), True),
 ]
+for _name in ("GLISTER", "GLISTERPB", "GLISTER-Warm", "GLISTERPB-Warm"):
+    register_strategy(_name, _cords(_GLISTERDataLoader, validation=True))
 for _class_name, _names, _validation in _CORDS_LOADERS:
     _loader = getattr(adaptive, _class_name, None) or getattr(nonadaptive, _class_name, None)
     if _loader is None:  # the wheel and a checkout of CORDS do not have the same ones

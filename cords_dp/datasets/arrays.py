@@ -23,30 +23,47 @@ class RawData(NamedTuple):
 class ArrayDataset(Dataset):
     """Records in memory, normalised by fixed public constants when they are read.
 
-    No statistic is ever fitted on the records: what `batch` returns for one record depends on that
-    record and on the constants alone.
+    ``rows`` picks records out of shared arrays, so that the splits of one published dataset share its memory.
+    No statistic is ever fitted on the records: what `batch` returns for one record depends on that record
+    and on the constants alone.
     """
 
-    def __init__(self, x: np.ndarray, y: np.ndarray, mean: Sequence[float] = (), std: Sequence[float] = ()):
+    def __init__(
+        self,
+        x: np.ndarray,
+        y: np.ndarray,
+        mean: Sequence[float] = (),
+        std: Sequence[float] = (),
+        rows: np.ndarray | None = None,
+    ):
         self.x = torch.from_numpy(np.ascontiguousarray(x))
-        self.targets = torch.from_numpy(np.asarray(y, dtype=np.int64))
+        self.all_targets = torch.from_numpy(np.asarray(y, dtype=np.int64))
+        self.rows = torch.arange(len(y)) if rows is None else torch.from_numpy(np.asarray(rows, dtype=np.int64))
+        self.constants = (tuple(mean), tuple(std))
         shape = (1, -1, 1, 1)
         self._mean = torch.tensor(mean).reshape(shape) * 255 if mean else None
         self._std = torch.tensor(std).reshape(shape) * 255 if std else None
 
+    @property
+    def targets(self) -> Tensor:
+        return self.all_targets[self.rows]
+
     def __len__(self) -> int:
-        return len(self.targets)
+        return len(self.rows)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         x, y = self.batch([index])
         return x[0], y[0]
 
     def batch(self, indices: Sequence[int] | np.ndarray | Tensor) -> tuple[Tensor, Tensor]:
-        index = torch.as_tensor(indices, dtype=torch.int64)
-        x = self.x[index].float()
+        return self.read(self.rows[torch.as_tensor(indices, dtype=torch.int64)])
+
+    def read(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Records by their place in the shared arrays."""
+        x = self.x[rows].float()
         if self._mean is not None:
             x = (x - self._mean) / self._std
-        return x, self.targets[index]
+        return x, self.all_targets[rows]
 
 
 class Splits(NamedTuple):

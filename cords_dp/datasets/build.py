@@ -104,13 +104,10 @@ def build_dataset(cfg: Mapping[str, Any], rng: np.random.Generator) -> Splits:
     raw = _digits() if name == "digits" else image_arrays(name, Path(section["datadir"]).expanduser())
     train, held_out = _split(raw.y_train, section, rng)
 
-    def subset(x: np.ndarray, y: np.ndarray) -> ArrayDataset:
-        return ArrayDataset(x, y, info.mean, info.std)
-
     return Splits(
-        subset(raw.x_train[train], raw.y_train[train]),
-        subset(raw.x_train[held_out], raw.y_train[held_out]),
-        subset(raw.x_test, raw.y_test),
+        ArrayDataset(raw.x_train, raw.y_train, info.mean, info.std, rows=train),
+        ArrayDataset(raw.x_train, raw.y_train, info.mean, info.std, rows=held_out),
+        ArrayDataset(raw.x_test, raw.y_test, info.mean, info.std),
         info.num_classes,
     )
 

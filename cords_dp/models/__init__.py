@@ -2,5 +2,9 @@
 
 from cords_dp.models.build import build_model, check_model, model_names, register_model
 from cords_dp.models.private import make_private_ready
+from cords_dp.models.scattering import ScatterCNN, ScatterLinear, with_features
 
-__all__ = ["build_model", "check_model", "make_private_ready", "model_names", "register_model"]
+register_model("ScatterLinear", ScatterLinear)
+register_model("ScatterCNN", ScatterCNN)
+
+__all__ = ["build_model", "check_model", "make_private_ready", "model_names", "register_model", "with_features"]

@@ -30,7 +30,7 @@ from cords_dp.accounting import TRAINING_DATA, Ledger
 from cords_dp.dataloaders import sequential_batches
 from cords_dp.datasets import Splits, build_dataset, known_sizes
 from cords_dp.errors import BudgetExceededError
-from cords_dp.models import build_model, make_private_ready
+from cords_dp.models import build_model, make_private_ready, with_features
 from cords_dp.plan import Cost, PrivacyPlan
 from cords_dp.registry import LoaderContext
 from cords_dp.seeding import Streams
@@ -59,6 +59,7 @@ class TrainClassifier(toolkit.TrainClassifier):
         self.plan: PrivacyPlan | None = None
         self.ledger = Ledger()
         self.model: nn.Module | None = None
+        self.data: Splits | None = None
         self.train_seconds = self.selection_seconds = 0.0
         self.output_dir: Path | None = None
         self.show_progress = True
@@ -120,6 +121,7 @@ class TrainClassifier(toolkit.TrainClassifier):
         _seed_global_generators(streams)
         self._total_steps = self.plan.shape.steps if self.plan else 0
         model = self.model = self.create_model(data.num_classes)
+        data = self.data = self._with_features(data, model)
         _, criterion = self.loss_function()
         optimizer, scheduler = self.optimizer_with_scheduler(model)
         loader = self._build_loader(data, model, criterion, optimizer, streams)
@@ -147,6 +149,15 @@ class TrainClassifier(toolkit.TrainClassifier):
                 if self.cfg.ckpt.get("is_save") and epoch % (self.cfg.ckpt.get("save_every") or 1) == 0:
                     self._save(checkpoint_path, epoch, model, optimizer, scheduler, loader)
         self._log_results(loader)
+
+    def _with_features(self, data: Splits, model: nn.Module) -> Splits:
+        """Pass every record through the model's fixed input transform once, where it has one."""
+        transform = getattr(model, "input_transform", None)
+        if transform is None:
+            return data
+        cache = Path(self.cfg.dataset.get("datadir") or "data").expanduser() / "features"
+        parts = (with_features(part, transform, cache, progress=self.show_progress) for part in data[:3])
+        return Splits(*parts, num_classes=data.num_classes)
 
     def _train_epoch(
         self, epoch: int, loader: Any, engine: Any, model: nn.Module, scheduler: Any, bar: tqdm

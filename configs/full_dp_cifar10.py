@@ -1,0 +1,9 @@
+"""CIFAR-10: DP-SGD on all records."""
+
+from cords_dp.presets import config_for
+
+config = config_for(
+    "cifar10",
+    "FullDP",
+    privacy=dict(epsilon=3.0),
+)

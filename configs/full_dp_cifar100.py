@@ -1,0 +1,9 @@
+"""CIFAR-100: DP-SGD on all records."""
+
+from cords_dp.presets import config_for
+
+config = config_for(
+    "cifar100",
+    "FullDP",
+    privacy=dict(epsilon=3.0),
+)

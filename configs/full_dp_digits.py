@@ -1,0 +1,9 @@
+"""Scikit-learn's digits: DP-SGD on all records."""
+
+from cords_dp.presets import config_for
+
+config = config_for(
+    "digits",
+    "FullDP",
+    privacy=dict(epsilon=3.0),
+)

@@ -1,0 +1,9 @@
+"""MNIST: DP-SGD on all records."""
+
+from cords_dp.presets import config_for
+
+config = config_for(
+    "mnist",
+    "FullDP",
+    privacy=dict(epsilon=3.0),
+)

@@ -1,0 +1,9 @@
+"""The synthetic shift set: DP-SGD on all records."""
+
+from cords_dp.presets import config_for
+
+config = config_for(
+    "synthetic",
+    "FullDP",
+    privacy=dict(epsilon=3.0),
+)

@@ -1,0 +1,10 @@
+"""The synthetic shift set: DP-SGD on a subset chosen privately by GLISTER-DP."""
+
+from cords_dp.presets import config_for
+
+config = config_for(
+    "synthetic",
+    "GLISTERDP",
+    dss_args=dict(fraction=0.3),
+    privacy=dict(epsilon=3.0),
+)

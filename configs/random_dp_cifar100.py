@@ -1,0 +1,10 @@
+"""CIFAR-100: DP-SGD on a uniform subset."""
+
+from cords_dp.presets import config_for
+
+config = config_for(
+    "cifar100",
+    "RandomDP",
+    dss_args=dict(fraction=0.1),
+    privacy=dict(epsilon=3.0),
+)

@@ -1,0 +1,1 @@
+"""Experiments: one config → one result record."""

@@ -1,0 +1,105 @@
+"""The paper's gains figure: true gains of the records against what the mechanism samples from.
+
+It shows exact scores of single records, so it is made on public data or with an explicit flag, in a run whose
+model is not meant for release.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from dotmap import DotMap
+from torch.utils.data import Dataset
+
+from cords_dp.config import PrivacySettings
+from cords_dp.datasets import DATASETS, dataset_name
+from cords_dp.errors import ConfigError
+from cords_dp.mechanisms import pick_probabilities
+from cords_dp.plan import PrivacyPlan, build_plan
+from cords_dp.report.plots import gains_figure
+from cords_dp.selection.last_layer import LastLayerGradients, last_layer_gradients
+from cords_dp.training import TrainClassifier
+
+
+def gains_experiment(cfg: DotMap, out: Path, *, not_private: bool, epochs: int = 2) -> pd.DataFrame:
+    """Train a few epochs, score every record exactly, and compare mechanisms. Writes gains.csv and gains.png."""
+    if dataset_name(cfg) not in DATASETS and not not_private:
+        raise ConfigError(
+            "--not-private",
+            False,
+            "the figure shows exact scores of single records; it is made for the public benchmark sets, or pass "
+            "--not-private to say that these records may be shown",
+        )
+    frame, plan = gains_table(cfg, out, epochs=epochs)
+    out.mkdir(parents=True, exist_ok=True)
+    frame.to_csv(out / "gains.csv", index=False)
+    title = f"{cfg.dataset.name}, ε = {plan.privacy.epsilon:g}, k = {plan.shape.k}"
+    gains_figure(frame, out / "gains.png", title=title)
+    return frame
+
+
+def gains_table(cfg: DotMap, out: Path, *, epochs: int) -> tuple[pd.DataFrame, PrivacyPlan]:
+    total = cfg.train_args.num_epochs
+    trainer = TrainClassifier(_short_run(cfg, out, epochs))
+    trainer.train()
+    assert trainer.plan is not None
+    assert trainer.model is not None
+    shape = trainer.plan.shape
+    gains = _exact_gains(trainer)
+    frame = pd.DataFrame({"gain": gains})
+    frame.attrs["k"] = shape.k
+    base = trainer.plan
+    for name, composition, picks, greedy in (
+        ("paper's exponential mechanism", "basic", "paper", "RGreedy"),
+        ("frozen scores, joint accounting", "joint", "freeze", "Frozen"),
+    ):
+        privacy = PrivacySettings(
+            epsilon=cfg.privacy.epsilon,
+            delta=base.delta,
+            composition=composition,
+            selection_composition=picks,
+            split=base.privacy.split,
+            accountant=base.privacy.accountant,
+        )
+        plan = build_plan(
+            base.shape.strategy,
+            privacy,
+            replace(base.selection, greedy=greedy),
+            epochs=total,
+            batch_size=shape.batch_size,
+            n=shape.n,
+            n_validation=shape.n_validation,
+            whole=False,
+            selects=True,
+        )
+        assert plan.epsilon0 is not None
+        unit_sensitivity = plan.score_sensitivity / (privacy.selection_clip * privacy.validation_clip)
+        frame[f"{name} (ε₀ = {plan.epsilon0:.2g})"] = pick_probabilities(
+            gains, epsilon0=plan.epsilon0, sensitivity=unit_sensitivity
+        )
+    return frame, base
+
+
+def _short_run(cfg: DotMap, out: Path, epochs: int) -> DotMap:
+    short = DotMap(cfg.toDict())
+    short.train_args.update(num_epochs=epochs, print_every=epochs, results_dir=str(out), device="cpu")
+    short.ckpt.update(is_save=False, dir=str(out))
+    return short
+
+
+def _exact_gains(trainer: TrainClassifier) -> np.ndarray:
+    """⟨clip₁(g_j), v/‖v‖⟩ for every record at the trained model."""
+    data, model = trainer.data, trainer.model
+    assert data is not None
+    assert model is not None
+    _, criterion = trainer.loss_function()
+
+    def gradients(dataset: Dataset) -> LastLayerGradients:
+        return last_layer_gradients(model, criterion, dataset, linear_layer=True, device="cpu")[0]
+
+    v = gradients(data.validation).clipped_sum(1.0)
+    return gradients(data.train).scores(v / v.norm(), 1.0).double().numpy()
+

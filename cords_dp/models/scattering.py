@@ -1,0 +1,169 @@
+"""Wavelet scattering: features that need no training, hence no privacy.
+
+A scattering transform (Mallat) is a fixed function of one image. A small classifier on top of it learns far
+more from a small privacy budget than a network that must learn its own features (Tramèr & Boneh, 2021). The
+features are normalised per image and group of channels, so no statistic of the data is used.
+
+Features are computed once and kept on disk. A model here takes either images or ready features.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+from tqdm import tqdm
+
+from cords_dp.datasets import ArrayDataset
+
+GROUPS = 27
+_BATCH = 256
+
+
+class Scattering(nn.Module):
+    """Images N×C×H×W → normalised scattering maps N×(81·C)×H/4×W/4 (J = 2, eight angles)."""
+
+    def __init__(self, input_shape: Sequence[int]):
+        super().__init__()
+        self.input_shape = tuple(input_shape)
+        channels, height, width = self.input_shape
+        self.feature_shape = (81 * channels, height // 4, width // 4)
+        self._transform: Any = None
+
+    def _kymatio(self) -> Any:
+        if self._transform is None:
+            from kymatio.torch import Scattering2D
+
+            # kept out of the module tree: filters are constants, not weights to save
+            object.__setattr__(self, "_transform", Scattering2D(J=2, shape=self.input_shape[1:]))
+        return self._transform
+
+    @torch.no_grad()
+    def forward(self, images: Tensor) -> Tensor:
+        maps = self._kymatio()(images.cpu().contiguous()).reshape(len(images), *self.feature_shape)
+        return F.group_norm(maps, GROUPS).to(images.device)
+
+
+class ScatterLinear(nn.Module):
+    """A linear classifier on scattering features. The last layer's input is the feature vector itself."""
+
+    def __init__(self, num_classes: int, input_shape: Sequence[int]):
+        super().__init__()
+        self.input_transform = Scattering(input_shape)
+        self.features = int(np.prod(self.input_transform.feature_shape))
+        self.linear = nn.Linear(self.features, num_classes)
+        nn.init.zeros_(self.linear.weight)  # a linear model needs no symmetry breaking
+        nn.init.zeros_(self.linear.bias)
+
+    def embed(self, x: Tensor) -> Tensor:
+        if tuple(x.shape[1:]) == self.input_transform.input_shape:
+            x = self.input_transform(x)
+        return x.flatten(1)
+
+    def forward(self, x: Tensor, last: bool = False, freeze: bool = False) -> Any:
+        embedding = self.embed(x)
+        out = self.linear(embedding)
+        return (out, embedding) if last else out
+
+    def get_embedding_dim(self) -> int:
+        return self.features
+
+
+class ScatterCNN(nn.Module):
+    """Two tanh convolutions and a linear layer on the scattering maps."""
+
+    def __init__(self, num_classes: int, input_shape: Sequence[int], width: int = 64):
+        super().__init__()
+        self.input_transform = Scattering(input_shape)
+        channels = self.input_transform.feature_shape[0]
+        self.conv1 = nn.Conv2d(channels, width, 3, padding=1)
+        self.conv2 = nn.Conv2d(width, width, 3, padding=1)
+        height, breadth = (size // 2 for size in self.input_transform.feature_shape[1:])
+        self.features = width * height * breadth
+        self.linear = nn.Linear(self.features, num_classes)
+
+    def forward(self, x: Tensor, last: bool = False, freeze: bool = False) -> Any:
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not freeze):
+            if tuple(x.shape[1:]) == self.input_transform.input_shape:
+                x = self.input_transform(x)
+            x = torch.tanh(self.conv1(x))
+            x = F.max_pool2d(torch.tanh(self.conv2(x)), 2)
+            embedding = x.flatten(1)
+        out = self.linear(embedding)
+        return (out, embedding) if last else out
+
+    def get_embedding_dim(self) -> int:
+        return self.features
+
+
+# --- features on disk ------------------------------------------------------------------------------
+
+
+class FeatureDataset(Dataset):
+    """Ready features of a dataset's records, read from disk in half precision."""
+
+    def __init__(self, features: np.ndarray, source: ArrayDataset):
+        self.features, self.source = features, source
+
+    @property
+    def targets(self) -> Tensor:
+        return self.source.targets
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        x, y = self.batch([index])
+        return x[0], y[0]
+
+    def batch(self, indices: Sequence[int] | np.ndarray | Tensor) -> tuple[Tensor, Tensor]:
+        rows = self.source.rows[torch.as_tensor(indices, dtype=torch.int64)]
+        x = torch.from_numpy(self.features[rows.numpy()].astype(np.float32))
+        return x, self.source.all_targets[rows]
+
+
+def with_features(dataset: Dataset, transform: Scattering, cache: Path, *, progress: bool = True) -> Dataset:
+    """The dataset with every record passed through ``transform``: computed once, in bounded memory.
+
+    The features of all published records are kept, so that every split of them finds its own. The file is
+    named after the records' bytes and the transform. Datasets of other kinds are left as they are; the model
+    then transforms each batch anew.
+    """
+    if not isinstance(dataset, ArrayDataset):
+        return dataset
+    path = cache / f"scattering-{_fingerprint(dataset, transform)}.npy"
+    if not path.is_file():
+        cache.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(f".{os.getpid()}.tmp.npy")
+        _write_features(dataset, transform, temporary, progress)
+        os.replace(temporary, path)
+    return FeatureDataset(np.load(path, mmap_mode="r"), dataset)
+
+
+def _fingerprint(dataset: ArrayDataset, transform: Scattering) -> str:
+    settings = json.dumps(["J=2", transform.input_shape, GROUPS, dataset.constants])
+    digest = hashlib.sha256(settings.encode())
+    digest.update(dataset.x.numpy().tobytes())
+    return digest.hexdigest()[:24]
+
+
+def _write_features(dataset: ArrayDataset, transform: Scattering, path: Path, progress: bool) -> None:
+    total = len(dataset.x)
+    store = np.lib.format.open_memmap(
+        path, mode="w+", dtype=np.float16, shape=(total, *transform.feature_shape)
+    )
+    with tqdm(total=total, unit="img", desc="scattering", disable=not progress, leave=False) as bar:
+        for start in range(0, total, _BATCH):
+            rows = torch.arange(start, min(start + _BATCH, total))
+            store[start : start + len(rows)] = transform(dataset.read(rows)[0]).numpy().astype(np.float16)
+            bar.update(len(rows))
+    store.flush()

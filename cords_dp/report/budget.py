@@ -1,0 +1,121 @@
+"""What a config's budget buys, as a table, without running anything."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from cords_dp.errors import CordsDPError
+from cords_dp.plan import PrivacyPlan, build_plan
+from cords_dp.training.setup import RunSetup
+
+
+def budget_text(setup: RunSetup, n: int, n_validation: int) -> str:
+    """The plan of a config and what each way of selecting would cost for the same config."""
+    plan = setup.plan(n, n_validation)
+    if plan is None:
+        return f"{setup.strategy.name} is not private: there is no budget to plan."
+    if plan.noiseless:
+        return "privacy.epsilon = inf: clipping and noise are off, nothing is charged."
+    lines = [_plan_text(plan), ""]
+    if setup.strategy.selects and plan.shape.rounds:
+        lines += ["The same config with other ways of selecting:", "", _alternatives(setup, n, n_validation)]
+    return "\n".join(lines)
+
+
+def _plan_text(plan: PrivacyPlan) -> str:
+    shape, cost = plan.shape, plan.cost()
+    rows: list[tuple[str, str]] = [
+        ("strategy", shape.strategy),
+        ("records", f"n = {shape.n}, validation {shape.n_validation}, pool k = {shape.k}"),
+        ("budget", f"epsilon = {plan.privacy.epsilon:g}, delta = {plan.delta:.3g}, {plan.privacy.composition} composition"),
+        ("training", f"{shape.steps} steps, q = {shape.batch_size / shape.k:.6f}, sigma = {plan.sigma:.4f}"),
+    ]
+    if plan.epsilon0 is not None:
+        picks = shape.rounds * shape.k
+        rows.append(
+            ("selection", f"{shape.rounds} rounds of {shape.k} picks = {picks} picks, greedy {plan.selection.greedy}")
+        )
+        rows.append(("per pick", f"epsilon0 = {plan.epsilon0:.6f}, composed by {plan.selection_composition}"))
+        best = plan.epsilon0 * _largest_score_over_sensitivity(plan)
+        rows.append(
+            ("meaning", f"the best record is picked at most e^{best:.4f} = {_exp(best):.4f} times as often as the worst")
+        )
+    if plan.sigma_validation is not None:
+        rows.append(("validation", f"private, sigma_v = {plan.sigma_validation:.4f}"))
+    elif plan.validation_is_read:
+        rows.append(("validation", "declared public"))
+    for phase, bound in cost.phases.items():
+        rows.append((f"{phase} alone", f"epsilon = {bound.epsilon:.4f}, delta = {bound.delta:.3g} ({bound.accountant})"))
+    total = cost.training_data
+    rows.append(("total on D", f"epsilon = {total.epsilon:.4f}, delta = {total.delta:.3g} ({total.accountant})"))
+    if cost.validation_data is not None:
+        rows.append(("total on V", f"epsilon = {cost.validation_data.epsilon:.4f}"))
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+
+
+def _largest_score_over_sensitivity(plan: PrivacyPlan) -> float:
+    """Scores span 2·C_e·C_v; the log-odds of two records differ by at most ε₀·span/2Δ."""
+    span = 2 * plan.privacy.selection_clip * plan.privacy.validation_clip
+    return span / (2 * plan.score_sensitivity)
+
+
+def _exp(x: float) -> float:
+
+
+    return math.exp(x) if x < 50 else math.inf
+
+
+_WAYS = (
+    ("paper: basic, advanced composition", "basic", "paper", None),
+    ("basic, bounded range", "basic", "bounded_range", None),
+    ("joint, bounded range", "joint", "bounded_range", None),
+    ("basic, frozen scores", "basic", "freeze", "Frozen"),
+    ("joint, frozen scores", "joint", "freeze", "Frozen"),
+)
+
+
+def _alternatives(setup: RunSetup, n: int, n_validation: int) -> str:
+    header = f"{'way of selecting':<38} {'epsilon0':>10} {'eps select':>10} {'sigma train':>11} {'eps total':>9}"
+    lines = [header, "-" * len(header)]
+    assert setup.privacy is not None
+    for label, composition, picks, greedy in _WAYS:
+        privacy = replace(setup.privacy, composition=composition, selection_composition=picks)
+        selection = replace(setup.selection, greedy=greedy or setup.selection.greedy)
+        try:
+            plan = build_plan(
+                setup.strategy.name,
+                privacy,
+                selection,
+                epochs=setup.epochs,
+                batch_size=setup.batch_size,
+                n=n,
+                n_validation=n_validation,
+                whole=False,
+                selects=True,
+            )
+        except CordsDPError as error:
+            lines.append(f"{label:<38} {str(error)[:60]}")
+            continue
+        cost = plan.cost()
+        lines.append(
+            f"{label:<38} {plan.epsilon0:>10.5f} {cost.phases['selection'].epsilon:>10.4f} "
+            f"{plan.sigma:>11.4f} {cost.training_data.epsilon:>9.4f}"
+        )
+    random = build_plan(
+        "RandomDP",
+        setup.privacy,
+        setup.selection,
+        epochs=setup.epochs,
+        batch_size=setup.batch_size,
+        n=n,
+        n_validation=n_validation,
+        whole=False,
+        selects=False,
+    )
+    lines.append(
+        f"{'RandomDP (no selection)':<38} {'-':>10} {0.0:>10.4f} {random.sigma:>11.4f} "
+        f"{random.cost().training_data.epsilon:>9.4f}"
+    )
+    return "\n".join(lines)

@@ -1,0 +1,58 @@
+"""Figures. Each is drawn from numbers that were written to files, never from live objects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+
+_COLOURS = ("#4C72B0", "#937860", "#DD8452", "#55A868", "#C44E52", "#8172B3")
+
+
+def accuracy_curves(curves: Mapping[str, pd.DataFrame], path: Path, *, title: str) -> Path:
+    """Test accuracy and ε spent over epochs, a line for each run (metrics.csv files)."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    for (label, frame), colour in zip(curves.items(), _COLOURS, strict=False):
+        left.plot(frame["epoch"], 100 * frame["accuracy"], label=label, color=colour)
+        right.plot(frame["epoch"], frame["epsilon"], color=colour)
+    left.set(xlabel="epoch", ylabel="test accuracy, %", title=title)
+    right.set(xlabel="epoch", ylabel="ε spent", title="Privacy spent", ylim=(0, None))
+    for axis in (left, right):
+        axis.grid(alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+    left.legend(frameon=False, fontsize=8)
+    return _save(figure, path)
+
+
+def gains_figure(frame: pd.DataFrame, path: Path, *, title: str) -> Path:
+    """True gains of all records against the gains that the mechanism samples.
+
+    ``frame`` has the columns gain, uniform (probability 1/n) and one column of probabilities a mechanism.
+    """
+    figure, axis = plt.subplots(figsize=(6.5, 4), layout="constrained")
+    gains = frame["gain"].to_numpy()
+    bins = np.linspace(gains.min(), gains.max(), 61)
+    top = gains >= np.sort(gains)[-int(frame.attrs.get("k", len(gains) // 10)) :].min()
+    axis.hist(gains, bins=bins, density=True, color="0.85", label="all records (uniform)")
+    axis.hist(gains[top], bins=bins, density=True, histtype="step", color="black", lw=1.5, label="noise-free top k")
+    for (name, column), colour in zip(frame.drop(columns=["gain"]).items(), _COLOURS, strict=False):
+        axis.hist(
+            gains, bins=bins, weights=column.to_numpy(), density=True, histtype="step", lw=1.8, color=colour, label=name
+        )
+    axis.set(xlabel="gain of a record, in units of its bound", ylabel="density of a pick", title=title)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, fontsize=8)
+    return _save(figure, path)
+
+
+def _save(figure: plt.Figure, path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=140)
+    plt.close(figure)
+    return path

@@ -1,0 +1,154 @@
+"""The privacy statement of a run: what is guaranteed, in which sense, and what is not."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from cords_dp.accounting import Bound, Ledger
+from cords_dp.accounting.events import to_dict
+from cords_dp.plan import SELECTION, TRAINING, VALIDATION, WARM_START, PrivacyPlan
+
+NOT_COVERED = (
+    "choosing hyper-parameters by looking at results on the same private data",
+    "side channels of floating-point arithmetic",
+    "the pseudo-random generators, which are not cryptographic",
+    "the time and memory that the run took",
+    "exact metrics of private records, if they were switched on, and metrics of the test set, which is taken as public",
+    "groups of records: k records of one person have k times the epsilon",
+)
+
+
+def privacy_report(plan: PrivacyPlan, ledger: Ledger, *, seed_fixed: bool) -> dict[str, Any]:
+    """Everything that ``privacy.json`` holds. Public values only."""
+    if plan.noiseless:
+        return {"private": False, "statement": "epsilon = inf: this run gives no privacy guarantee."}
+    planned, charged = plan.cost(), plan.spent(ledger)
+    return {
+        "private": True,
+        "statement": _guarantee(plan),
+        "unit": "one record of the training set D" + (" or of the validation set V" if _v_charged(plan) else ""),
+        "neighbouring_relation": (
+            "zero-out: one record is replaced by a null record that contributes the zero vector to every query; "
+            "the number of records and their indices are public"
+        ),
+        "epsilon_allowed": plan.privacy.epsilon,
+        "epsilon": planned.epsilon,
+        "delta": planned.delta,
+        "epsilon_training_data": planned.training_data.epsilon,
+        "epsilon_validation_data": planned.validation_data.epsilon if planned.validation_data else None,
+        "accountant": planned.training_data.accountant,
+        "composition": plan.privacy.composition,
+        "phases": {name: _bound(bound) for name, bound in planned.phases.items()},
+        "charged_so_far": {"epsilon": charged.epsilon, "delta": charged.delta},
+        "validation_set": _validation_sentence(plan),
+        "mechanisms": _mechanisms(plan),
+        "ledger": ledger.to_dict(),
+        "not_covered": [*NOT_COVERED, *_seed_sentence(seed_fixed)],
+        "exact_metrics_of_private_records": plan.privacy.exact_metrics,
+    }
+
+
+def privacy_markdown(report: dict[str, Any]) -> str:
+    """``privacy.md``: the same facts for a reader."""
+    if not report["private"]:
+        return f"# Privacy\n\n{report['statement']}\n"
+    lines = ["# Privacy", "", report["statement"], "", "## What was done", ""]
+    lines += ["| phase | mechanism | parameters | count |", "|---|---|---|---|"]
+    for m in report["mechanisms"]:
+        lines.append(f"| {m['phase']} | {m['mechanism']} | {m['parameters']} | {m['count']} |")
+    lines += ["", "## What it cost", "", "| phase, taken alone | ε | δ | accountant |", "|---|---|---|---|"]
+    for phase, bound in report["phases"].items():
+        lines.append(f"| {phase} | {bound['epsilon']:.4f} | {bound['delta']:.3g} | {bound['accountant']} |")
+    lines.append(
+        f"| **D in total** | **{report['epsilon_training_data']:.4f}** | {report['delta']:.3g} "
+        f"| {report['accountant']}, {report['composition']} composition |"
+    )
+    if report["epsilon_validation_data"] is not None:
+        lines.append(f"| **V in total** | **{report['epsilon_validation_data']:.4f}** | {report['delta']:.3g} | |")
+    lines += [
+        "",
+        "Phases are bounded alone; under joint composition the total is less than their sum. All values are "
+        "upper bounds, the larger of both directions of the neighbouring relation.",
+        "",
+        f"Charged so far: ε = {report['charged_so_far']['epsilon']:.4f}.",
+        "",
+        "## In which sense",
+        "",
+        f"- Unit: {report['unit']}.",
+        f"- Neighbouring relation: {report['neighbouring_relation']}.",
+        f"- Validation set: {report['validation_set']}",
+        "",
+        "## Not covered",
+        "",
+        *(f"- {item}" for item in report["not_covered"]),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _guarantee(plan: PrivacyPlan) -> str:
+    cost = plan.cost()
+    both = " and of the validation set" if _v_charged(plan) else ""
+    return (
+        f"The released model and every other output of this run are (ε = {cost.epsilon:.4f}, δ = {cost.delta:.3g})-"
+        f"differentially private for zero-out of one record of the training set{both}. This is the cost of the "
+        "whole planned schedule; stopping early does not lower it."
+    )
+
+
+def _v_charged(plan: PrivacyPlan) -> bool:
+    return plan.sigma_validation is not None
+
+
+def _validation_sentence(plan: PrivacyPlan) -> str:
+    if not plan.validation_is_read:
+        return "not read by any mechanism of this run."
+    if plan.privacy.validation == "public":
+        return "declared PUBLIC by the user; its records have no protection."
+    return "private; its gradient is released by the Gaussian mechanism and charged to V's own ledger."
+
+
+def _mechanisms(plan: PrivacyPlan) -> list[dict[str, Any]]:
+    rows: dict[tuple[str, str, str], int] = {}
+    names = {
+        "poisson_gaussian": "Poisson-subsampled Gaussian",
+        "exponential_picks": "exponential mechanism, picks",
+        "gumbel_freeze": "exponential mechanism, one Gumbel draw a round",
+    }
+    for entry in plan.entries():
+        fields = to_dict(entry.event)
+        kind, count = fields.pop("kind"), fields.pop("count")
+        parameters = ", ".join(f"{key} {value:.6g}" for key, value in fields.items())
+        parameters += ", sensitivity " + _sensitivity(plan, entry.phase)
+        key = (entry.phase, names[kind], parameters)
+        rows[key] = rows.get(key, 0) + count
+    return [
+        {"phase": phase, "mechanism": name, "parameters": parameters, "count": count}
+        for (phase, name, parameters), count in rows.items()
+    ]
+
+
+def _sensitivity(plan: PrivacyPlan, phase: str) -> str:
+    privacy = plan.privacy
+    return {
+        TRAINING: f"{privacy.max_grad_norm:g} (clip norm)",
+        WARM_START: f"{privacy.max_grad_norm:g} (clip norm)",
+        SELECTION: f"{plan.score_sensitivity:g} (score)",
+        VALIDATION: f"{privacy.validation_clip:g} (clip norm)",
+    }[phase]
+
+
+def _seed_sentence(seed_fixed: bool) -> list[str]:
+    if not seed_fixed:
+        return []
+    return ["THE FIXED SEED of this run: whoever knows it can take the noise away, so publishing it voids the guarantee"]
+
+
+def _bound(bound: Bound) -> dict[str, Any]:
+    return {"epsilon": bound.epsilon, "delta": bound.delta, "accountant": bound.accountant}
+
+
+def finite(value: float) -> float | str:
+    """JSON has no infinity."""
+    return value if math.isfinite(value) else "inf"

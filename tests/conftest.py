@@ -1,0 +1,56 @@
+"""Shared fixtures: small, real configs."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dotmap import DotMap
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "cords_dp", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+settings.load_profile("cords_dp")
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def make_config(tmp_path: Path):
+    """A small config on scikit-learn's digits; sections are changed by keyword, e.g. ``privacy={"epsilon": 8}``."""
+    from cords_dp.presets import config_for, merge_into
+
+    def make(strategy: str = "RandomDP", dataset: str = "digits", **changes: dict[str, Any]) -> DotMap:
+        config = config_for(
+            dataset,
+            strategy,
+            dss_args={"fraction": 0.3, "select_every": 2},
+            train_args={"num_epochs": 4, "print_every": 2, "device": "cpu", "seed": 0, "results_dir": str(tmp_path)},
+            ckpt={"is_save": False, "dir": str(tmp_path)},
+            # rdp answers at once; the accountants themselves have tests of their own
+            privacy={"epsilon": 3.0, "accountant": "rdp", "grad_sample_mode": "hooks"},
+        )
+        if strategy == "FullDP":
+            config["dss_args"].pop("fraction")
+        merge_into(config, copy.deepcopy(changes))
+        return DotMap(config)
+
+    return make
+
+
+@pytest.fixture
+def train(make_config):
+    """Train a small config and return the trainer."""
+    from cords_dp.training import TrainClassifier
+
+    def run(strategy: str = "RandomDP", **changes: Any):
+        data = changes.pop("data", {})
+        trainer = TrainClassifier(make_config(strategy, **changes))
+        trainer.show_progress = False
+        trainer.train(**data)
+        return trainer
+
+    return run
