@@ -16,7 +16,7 @@ from dotmap import DotMap
 
 from cords_dp.config import to_plain
 from cords_dp.report.statement import privacy_markdown, privacy_report
-from cords_dp.training import TrainClassifier
+from cords_dp.training import TrainClassifier, check_config
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,7 @@ def run_experiment(cfg: DotMap, out: Path, *, progress: bool = True) -> RunResul
     config.yaml (resolved), metrics.csv (a row an evaluated epoch), CORDS' log, privacy.json and privacy.md,
     model.pt (a plain state_dict), result.json (the summary).
     """
+    check_config(cfg)
     out.mkdir(parents=True, exist_ok=True)
     cfg.train_args.results_dir = cfg.ckpt.dir = str(out)
     trainer = TrainClassifier(cfg)

@@ -28,9 +28,9 @@ def clip_factors(norms: Tensor, max_norm: float, *, normalise: bool = False) -> 
     With ``normalise`` short vectors are lengthened too ("automatic" clipping), the 0.01 keeping
     vectors near zero from being blown up into pure direction.
     """
+    padded = norms * (1 + 1e-6)  # absorbs the rounding of norm, factor and product
     if normalise:
-        factors = max_norm / (norms + 0.01)
+        factors = max_norm / (padded + 0.01)
     else:
-        # The tiny surplus absorbs the rounding of norm and product.
-        factors = (max_norm / (norms * (1 + 1e-6)).clamp_min(torch.finfo(norms.dtype).tiny)).clamp(max=1.0)
+        factors = (max_norm / padded.clamp_min(torch.finfo(norms.dtype).tiny)).clamp(max=1.0)
     return torch.where(torch.isfinite(norms), factors, torch.zeros_like(norms))

@@ -143,7 +143,7 @@ class _BoundedDPOptimizer(DPOptimizer):
 
     def clip_and_accumulate(self) -> None:
         samples = [self._get_flat_grad_sample(p).to(p.dtype) for p in self.params]
-        norms = torch.stack([g.reshape(len(g), -1).norm(dim=1) for g in samples], dim=1).norm(dim=1)
+        norms = torch.stack([g.flatten(1).norm(dim=1) for g in samples], dim=1).norm(dim=1)
         factors = clip_factors(norms, self.max_grad_norm, normalise=self.normalise)
         for p, gradients in zip(self.params, samples, strict=True):
             if not bool(torch.isfinite(norms).all()):

@@ -28,7 +28,7 @@ from tqdm import tqdm
 from cords_dp import toolkit
 from cords_dp.accounting import TRAINING_DATA, Ledger
 from cords_dp.dataloaders import sequential_batches
-from cords_dp.datasets import Splits, build_dataset, known_sizes
+from cords_dp.datasets import Splits, build_dataset
 from cords_dp.errors import BudgetExceededError
 from cords_dp.models import build_model, make_private_ready, with_features
 from cords_dp.plan import Cost, PrivacyPlan
@@ -47,8 +47,9 @@ class TrainClassifier(toolkit.TrainClassifier):
     """CORDS' TrainClassifier with private strategies. ``TrainClassifier(cfg).train()`` trains and logs."""
 
     def __init__(self, config_file_data: DotMap):
-        own_data = not (config_file_data.get("dataset") or {}).get("name")
-        self.setup = check_config(config_file_data, own_data=own_data)
+        config_file_data = config_file_data if isinstance(config_file_data, DotMap) else DotMap(config_file_data)
+        _as_dotmaps(config_file_data)
+        self.setup = check_config(config_file_data, own_data=True)  # the data may be handed to train()
         _fill_defaults(config_file_data, self.setup.strategy.whole)
         super().__init__(config_file_data)
         self.logger = _own_logger(self.logger)
@@ -106,9 +107,7 @@ class TrainClassifier(toolkit.TrainClassifier):
         if all(name in given for name in names):
             data = Splits(*(given[name] for name in names))
         else:
-            sizes = known_sizes(self.cfg)
-            if sizes is not None:
-                self.plan = self.setup.plan(*sizes)  # before any data is read
+            check_config(self.cfg)  # dataset and plan, before any data is read
             data = build_dataset(self.cfg, Streams(self.setup.seed).numpy("data"))
         n, n_validation = len(data.train), len(data.validation)  # type: ignore[arg-type]
         self.plan = self.setup.plan(n, n_validation)
@@ -425,6 +424,13 @@ class TrainClassifier(toolkit.TrainClassifier):
             self.logger.info(
                 "Privacy spent: epsilon %.4f of %g at delta %g", cost.epsilon, self.plan.privacy.epsilon, cost.delta
             )
+
+
+def _as_dotmaps(cfg: DotMap) -> None:
+    """Sections may be set as plain dicts; CORDS reads them by attribute."""
+    for name, section in list(cfg.items()):
+        if type(section) is dict:
+            cfg[name] = DotMap(section)
 
 
 def _fill_defaults(cfg: DotMap, whole: bool) -> None:

@@ -1,0 +1,357 @@
+"""Whole small training runs, one for each path, on real data through real CORDS and Opacus."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+
+import numpy as np
+import pytest
+import torch
+from dotmap import DotMap
+from torch.utils.data import TensorDataset
+
+from cords_dp import toolkit
+from cords_dp.accounting import TRAINING_DATA, Ledger
+from cords_dp.registry import register_strategy, strategy_names
+from cords_dp.training import TrainClassifier
+from cords_dp.training.checkpoint import load_checkpoint
+from cords_dp.training.optim import OPTIMIZERS, SCHEDULERS
+
+PRIVATE = ("FullDP", "RandomDP", "GLISTERDP")
+
+
+# --- private strategies ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", PRIVATE)
+def test_private_training_learns_and_stays_within_budget(train, strategy):
+    trainer = train(strategy, train_args={"num_epochs": 8})
+    assert trainer.history.last("tst_acc") > 0.4  # chance is 0.1
+    cost = trainer.spent()
+    assert 0.98 * 3.0 <= cost.epsilon <= 3.0
+    assert isinstance(trainer, toolkit.TrainClassifier)
+
+
+@pytest.mark.parametrize("mode", ["ghost", "ew", "functorch", "auto"])
+def test_every_gradient_mode_trains(train, mode):
+    trainer = train("RandomDP", privacy={"grad_sample_mode": mode}, train_args={"num_epochs": 2})
+    assert trainer.spent().epsilon <= 3.0
+
+
+@pytest.mark.parametrize("greedy", ["RGreedy", "Stochastic", "Naive"])
+@pytest.mark.parametrize("composition", ["basic", "joint"])
+def test_glister_dp_greedy_variants(train, greedy, composition):
+    trainer = train(
+        "GLISTERDP",
+        dss_args={"greedy": greedy, "r": 4, "linear_layer": False},
+        privacy={"composition": composition, "split": 0.5, "validation": "public"},
+    )
+    assert trainer.plan.shape.rounds == 1
+    assert trainer.spent().epsilon <= 3.0
+
+
+def test_warm_start_runs_and_is_charged(train):
+    trainer = train("GLISTERDP", dss_args={"kappa": 0.5, "select_every": 1}, train_args={"num_epochs": 6})
+    assert "warm start" in trainer.ledger.phases(TRAINING_DATA)
+    assert trainer.spent().epsilon <= 3.0
+
+
+def test_epsilon_infinity_trains_without_noise(train):
+    trainer = train("FullDP", privacy={"epsilon": math.inf}, optimizer={"lr": 0.3}, train_args={"num_epochs": 10})
+    assert trainer.history.last("tst_acc") > 0.85
+    assert trainer.ledger.entries == []
+
+
+def test_sampler_optimizer_and_accountant_agree(make_config, monkeypatch):
+    """The numbers that the sampler draws with, the optimizer adds and the ledger charges are the plan's."""
+    from cords_dp.dataloaders import private
+    from cords_dp.training import trainer as module
+
+    seen = {"rates": [], "steps": 0, "engines": []}
+    real_batches, real_engine = private.poisson_batches, module.PrivateEngine
+
+    def spy_batches(dataset, members, *, rate, steps, rng):
+        seen["rates"].append((rate, steps, len(members)))
+        return real_batches(dataset, members, rate=rate, steps=steps, rng=rng)
+
+    class SpyEngine(real_engine):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            seen["engines"].append(self.optimizer)
+
+        def step(self, *batch):
+            seen["steps"] += 1
+            super().step(*batch)
+
+    monkeypatch.setattr(private, "poisson_batches", spy_batches)
+    monkeypatch.setattr(module, "PrivateEngine", SpyEngine)
+    trainer = TrainClassifier(make_config("RandomDP"))
+    trainer.train()
+    (optimizer,) = seen["engines"]  # the model was wrapped once
+    charged = trainer.ledger.events(TRAINING_DATA)
+    k = int(1294 * 0.3)
+    assert {rate for rate, _, _ in seen["rates"]} == {128 / k} == {e.rate for e in charged}
+    assert {members for _, _, members in seen["rates"]} == {k}
+    assert seen["steps"] == sum(e.count for e in charged) == sum(s for _, s, _ in seen["rates"])
+    assert {e.sigma for e in charged} == {optimizer.noise_multiplier} == {trainer.plan.sigma}
+    assert (optimizer.expected_batch_size, optimizer.max_grad_norm) == (128, 1.0)
+
+
+def test_the_same_seed_gives_the_same_model_and_another_a_different_one(train):
+    weights = [
+        torch.cat([p.flatten() for p in train("GLISTERDP", train_args={"seed": s}).model.parameters()])
+        for s in (3, 3, 4)
+    ]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+def test_without_a_seed_runs_differ(train):
+    one, two = (train("RandomDP", train_args={"seed": None}).model.state_dict() for _ in range(2))
+    assert any(not torch.equal(one[k], two[k]) for k in one)
+
+
+def test_batch_norm_becomes_group_norm_and_the_user_is_told(make_config, capsys):
+    data = synthetic_images()
+    cfg = make_config(
+        "RandomDP",
+        model={"architecture": "MobileNet", "numclasses": 10},
+        dataloader={"batch_size": 4},
+        train_args={"num_epochs": 1},
+        privacy={"grad_sample_mode": "functorch"},
+    )
+    trainer = TrainClassifier(cfg)
+    trainer.train(**data)
+    assert not any(isinstance(m, torch.nn.BatchNorm2d) for m in trainer.model.modules())
+    assert "BatchNorm layers by GroupNorm" in capsys.readouterr().out
+
+
+def synthetic_images(n=16):
+    generator = torch.Generator().manual_seed(0)
+
+    def dataset():
+        return TensorDataset(torch.randn(n, 3, 32, 32, generator=generator), torch.arange(n) % 10)
+
+    return {"trainset": dataset(), "validset": dataset(), "testset": dataset(), "num_cls": 10}
+
+
+@pytest.mark.slow
+def test_cords_resnet18_with_its_in_place_residual_trains(make_config):
+    cfg = make_config(
+        "RandomDP", model={"architecture": "ResNet18"}, dataloader={"batch_size": 4}, train_args={"num_epochs": 1},
+        privacy={"grad_sample_mode": "auto"},
+    )  # fmt: skip
+    trainer = TrainClassifier(cfg)
+    trainer.train(**synthetic_images())
+    assert trainer.spent().epsilon <= 3.0
+
+
+# --- nothing about single records leaves ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", PRIVATE)
+def test_no_indices_scores_or_batch_sizes_in_logs_and_files(make_config, strategy, tmp_path, caplog, capsys):
+    """Every output is searched, at every log level, for the selected indices and for sizes other than public ones."""
+    from cords_dp.experiments.run import run_experiment
+
+    logging.getLogger().setLevel(logging.DEBUG)
+    run_experiment(make_config(strategy), tmp_path / "out", progress=False)
+    printed = capsys.readouterr()
+    text = printed.out + printed.err + caplog.text
+    for path in (tmp_path / "out").rglob("*"):
+        if path.suffix in (".log", ".json", ".md", ".csv", ".yaml"):
+            text += path.read_text()
+    for phrase in ("Selected Indices", "Subset indices length", "Subset size", "batch_sampler"):
+        assert phrase not in text
+    # no list of more than eight integers anywhere
+    assert not re.search(r"(\b\d+\b[, ]+){8}", re.sub(r"[\d.]+e?-?\d* , ", "", text))
+
+
+def test_exact_metrics_of_private_records_are_dropped_unless_asked_for(train):
+    wanted = ["trn_loss", "trn_acc", "val_loss", "val_acc", "tst_loss", "tst_acc", "time"]
+    dropped = train("RandomDP", train_args={"print_args": wanted})
+    assert {k for k in dropped.history.rows[-1] if k.endswith("_acc")} == {"tst_acc"}
+    public_v = train("RandomDP", train_args={"print_args": wanted}, privacy={"validation": "public"})
+    assert {k for k in public_v.history.rows[-1] if k.endswith("_acc")} == {"val_acc", "tst_acc"}
+    exact = train("RandomDP", train_args={"print_args": wanted}, privacy={"exact_metrics": True})
+    assert {k for k in exact.history.rows[-1] if k.endswith("_acc")} == {"trn_acc", "val_acc", "tst_acc"}
+
+
+# --- drop-in for CORDS -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("strategy", "dss_args"),
+    [
+        ("Full", {}),
+        ("Random", {}),
+        ("OLRandom", {}),
+        ("GLISTER", {"greedy": "RGreedy", "r": 15, "linear_layer": False}),
+        ("GLISTER-Warm", {"greedy": "RGreedy", "r": 5, "linear_layer": True, "kappa": 0.5}),
+        ("GradMatch", {"selection_type": "PerClass", "valid": False, "lam": 0.5, "v1": True, "eps": 1e-100,
+                       "linear_layer": False}),
+        ("GradMatchPB", {"selection_type": "PerBatch", "valid": False, "lam": 0.5, "v1": True, "eps": 1e-100,
+                         "linear_layer": False}),
+        ("CRAIG", {"selection_type": "PerClass", "if_convex": False, "linear_layer": False, "optimizer": "lazy"}),
+    ],
+)  # fmt: skip
+def test_cords_own_strategies_run_through_the_same_trainer(make_config, strategy, dss_args):
+    cfg = make_config(strategy, dss_args=dss_args, optimizer={"lr": 0.1}, model={"architecture": "ThreeLayerNet"})
+    del cfg["privacy"]
+    trainer = TrainClassifier(cfg)
+    _, _, accuracy, best, seconds = trainer.train()
+    assert len(accuracy) == len(best) == len(seconds) == 2
+    assert trainer.plan is None
+    assert "model" not in cfg.dss_args  # no live objects in the config
+
+
+def test_cords_names_are_registered_and_aliases_work():
+    names = strategy_names()
+    assert {"Full", "Random", "GLISTER", "CRAIG", "GradMatch", "FullDP", "RandomDP", "GLISTERDP"} <= set(names)
+    from cords_dp.registry import get_strategy
+
+    assert get_strategy("GLISTER-DP") is get_strategy("glister_dp") is get_strategy("GLISTERDP")
+
+
+def test_own_datasets_can_be_handed_to_train(make_config):
+    rng = np.random.default_rng(0)
+    x = torch.from_numpy(rng.normal(size=(300, 10)).astype(np.float32))
+    y = (x[:, 0] > 0).long()
+    parts = [TensorDataset(x[a:b], y[a:b]) for a, b in ((0, 200), (200, 250), (250, 300))]
+    cfg = make_config("GLISTERDP", model={"architecture": "LogisticRegNet", "numclasses": 2, "input_dim": 10})
+    cfg.dataset = DotMap(name="my-own", datadir="data", feature="dss")
+    cfg.dataloader.batch_size = 32
+    trainer = TrainClassifier(cfg)
+    trainer.train(trainset=parts[0], validset=parts[1], testset=parts[2], num_cls=2)
+    assert trainer.plan.shape.n == 200
+
+
+def test_log_paths_and_lines_are_those_of_cords(make_config, tmp_path):
+    trainer = TrainClassifier(make_config("RandomDP"))
+    trainer.train()
+    (log,) = tmp_path.rglob("digits_RandomDP.log")
+    text = log.read_text()
+    assert re.search(r"Epoch: 4 , Test Loss: [\d.]+ , Test Accuracy: [\d.]+ , Timing: [\d.]+", text)
+    assert "RandomDP Selection Run-----" in text
+    assert "Total time taken by RandomDP = " in text
+    if not toolkit.IS_CHECKOUT:
+        assert log.parent == tmp_path / "SL" / "RandomDP" / "digits" / "0.3" / "2"
+
+
+def test_two_trainers_do_not_write_into_each_other_s_logs(make_config, tmp_path):
+    one = TrainClassifier(make_config("RandomDP"))
+    two = TrainClassifier(make_config("FullDP"))
+    one.logger.info("only in the first")
+    (second_log,) = tmp_path.rglob("digits_FullDP.log")
+    assert "only in the first" not in second_log.read_text()
+    assert two.logger is not one.logger
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_every_optimizer_and_scheduler(train, optimizer, scheduler):
+    trainer = train(
+        "RandomDP",
+        optimizer={"type": optimizer, "lr": 0.05},
+        scheduler={"type": scheduler, "T_max": 4, "T_0": 2, "T_mult": 1, "stepsize": 2, "gamma": 0.5, "milestones": [2]},
+        train_args={"num_epochs": 2},
+    )
+    assert trainer.history.last("tst_acc") is not None
+
+
+def test_three_learning_rates_of_cords_resnet_configs():
+    from cords_dp.models import build_model
+    from cords_dp.training.optim import build_optimizer
+
+    cfg = {"optimizer": {"type": "sgd", "lr": 0.01, "lr1": 0.1, "lr2": 0.2, "lr3": 0.3}, "dataset": {"name": "cifar10"}}
+    model = build_model({**cfg, "model": {"architecture": "ResNet18", "numclasses": 10}}, seed=0)
+    groups = build_optimizer(cfg, model).param_groups
+    assert sorted({g["lr"] for g in groups}) == [0.01, 0.1, 0.2, 0.3]
+    assert sum(p.numel() for g in groups for p in g["params"]) == sum(p.numel() for p in model.parameters())
+
+
+def test_cuda_without_cuda_warns_and_uses_the_cpu(make_config, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    trainer = TrainClassifier(make_config("RandomDP", train_args={"device": "cuda"}))
+    assert trainer.cfg.train_args.device == "cpu"
+    assert "No CUDA" in capsys.readouterr().out
+
+
+def test_third_parties_can_register_a_strategy(train):
+    from cords_dp.dataloaders.private import FullDPDataLoader
+
+    register_strategy(
+        "EveryOther", lambda c: FullDPDataLoader(c.train_loader, plan=c.plan, streams=c.streams), private=True, whole=True
+    )
+    assert train("EveryOther").spent().epsilon <= 3.0
+
+
+# --- checkpoints and resuming ----------------------------------------------------------------------------------
+
+
+def test_checkpoints_have_cords_keys_and_plain_weights(train, tmp_path):
+    train("GLISTERDP", ckpt={"is_save": True, "save_every": 2})
+    (path,) = tmp_path.rglob("model.pt")
+    state = load_checkpoint(path, "cpu")
+    assert {"epoch", "state_dict", "optimizer", "loss", "metrics"} <= set(state)
+    assert set(state["state_dict"]) == {"linear.weight", "linear.bias"}
+
+
+@pytest.mark.parametrize("strategy", PRIVATE)
+def test_a_run_resumes_and_the_total_stays_within_budget(make_config, strategy):
+    saving = {"is_save": True, "save_every": 1}
+    first = TrainClassifier(make_config(strategy, ckpt=saving))
+    first._log_results = lambda loader: (_ for _ in ()).throw(KeyboardInterrupt)  # interrupted at the very end
+    original = TrainClassifier._save
+
+    def stop_after_two(self, path, epoch, *rest):
+        original(self, path, epoch, *rest)
+        if epoch == 2:
+            raise KeyboardInterrupt
+
+    first._save = stop_after_two.__get__(first)
+    with pytest.raises(KeyboardInterrupt):
+        first.train()
+    assert first.spent().epsilon < 3.0
+    second = TrainClassifier(make_config(strategy, ckpt={**saving, "is_load": True}))
+    second.train()
+    assert [row["epoch"] for row in second.history.rows] == [2, 4]
+    assert second.ledger.attempts == 1
+    assert 0.98 * 3.0 <= second.spent().epsilon <= 3.0
+
+
+def test_replayed_steps_are_charged_again_and_stop_at_the_budget(make_config, tmp_path):
+    """An older checkpoint does not lower what was spent: the run ends early instead."""
+    saving = {"is_save": True, "save_every": 2}
+    TrainClassifier(make_config("RandomDP", ckpt=saving)).train()
+    (path,) = tmp_path.rglob("model.pt")
+    state = torch.load(path, weights_only=False)
+    state["epoch"] = 2
+    torch.save(state, path)
+    again = TrainClassifier(make_config("RandomDP", ckpt={**saving, "is_load": True}))
+    again.train()
+    assert again.spent().epsilon <= 3.0
+    assert len(again.ledger.entries) == 4  # nothing was left to charge
+
+
+def test_a_fresh_run_sets_the_old_ledger_aside(make_config, tmp_path):
+    for _ in range(2):
+        TrainClassifier(make_config("RandomDP")).train()
+    ledgers = sorted(p.name for p in tmp_path.rglob("ledger*.json"))
+    assert ledgers == ["ledger-1.json", "ledger.json"]
+
+
+def test_the_epoch_is_on_disk_before_its_first_step(make_config, tmp_path, monkeypatch):
+    from cords_dp.training import trainer as module
+
+    def crash(self, *batch):
+        raise RuntimeError("crash in the first step")
+
+    monkeypatch.setattr(module.PrivateEngine, "step", crash)
+    trainer = TrainClassifier(make_config("RandomDP"))
+    with pytest.raises(RuntimeError, match="crash"):
+        trainer.train()
+    (path,) = tmp_path.rglob("ledger.json")
+    assert sum(e.count for e in Ledger.load(path).events(TRAINING_DATA)) == trainer.plan.shape.epochs[0].steps
