@@ -212,7 +212,11 @@ def privacy_settings(cfg: Mapping[str, Any]) -> PrivacySettings:
     if settings.validation_noise is not None:
         _number("privacy.validation_noise", settings.validation_noise, low=0)
     _one_of("privacy.composition", settings.composition, ("joint", "basic"))
-    _one_of("privacy.selection_composition", settings.selection_composition, (None, "paper", "bounded_range", "freeze"))
+    _one_of(
+        "privacy.selection_composition",
+        settings.selection_composition,
+        (None, "paper", "bounded_range", "freeze"),
+    )
     _one_of("privacy.validation", settings.validation, ("private", "public"))
     _one_of("privacy.clipping", settings.clipping, ("flat", "automatic"))
     _one_of("privacy.accountant", settings.accountant, ("auto", "prv", "pld", "rdp"))
@@ -243,7 +247,9 @@ def selection_settings(cfg: Mapping[str, Any], *, selects: bool, whole: bool) ->
     _number("dss_args.compute_fraction", settings.compute_fraction, low=0, high=1, high_included=True)
     if settings.compute_fraction != 1 and not whole:
         raise ConfigError(
-            "dss_args.compute_fraction", settings.compute_fraction, "only FullDP takes it: use dss_args.fraction"
+            "dss_args.compute_fraction",
+            settings.compute_fraction,
+            "only FullDP takes it: use dss_args.fraction",
         )
     _whole("dss_args.select_every", settings.select_every)
     if selects:

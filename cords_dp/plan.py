@@ -253,9 +253,7 @@ def build_plan(
         )
     if selects:
         _refuse_unproved(privacy, selection, k)
-    schedule = epoch_schedule(
-        selection, epochs=epochs, n=n, k=k, batch=batch_size, whole=whole, selects=selects
-    )
+    schedule = epoch_schedule(selection, epochs=epochs, n=n, k=k, batch=batch_size, whole=whole, selects=selects)
     shape = Shape(strategy, n, n_validation, k, batch_size, schedule, selects)
     delta = _delta(privacy, shape)
     if privacy.noiseless:
@@ -339,7 +337,7 @@ def _refuse_unproved(privacy: PrivacySettings, selection: SelectionSettings, k: 
 def _delta(privacy: PrivacySettings, shape: Shape) -> float:
     largest = max(shape.n, shape.n_validation if privacy.validation == "private" and shape.rounds else 0)
     if privacy.delta is None:
-        return 1e-5 if 1e-5 < 1 / largest else 0.1 / largest
+        return 1e-5 if 1 / largest > 1e-5 else 0.1 / largest
     if privacy.delta >= 1 / largest:
         raise ConfigError(
             "privacy.delta",
@@ -388,11 +386,7 @@ def _calibrate_training(plan: PrivacyPlan) -> float:
 
     def cost_of(sigma: float, accountant: str = plan.privacy.accountant) -> float:
         entries = replace(plan, sigma=sigma).entries()
-        events = [
-            e.event
-            for e in entries
-            if e.dataset == TRAINING_DATA and not (basic and e.phase == SELECTION)
-        ]
+        events = [e.event for e in entries if e.dataset == TRAINING_DATA and not (basic and e.phase == SELECTION)]
         return epsilon_bound(events, delta, accountant).epsilon
 
     return _calibrate_noise(cost_of, target)

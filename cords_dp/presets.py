@@ -38,9 +38,21 @@ _SCATTERING: dict[str, Any] = {
 }
 
 _DATASETS: dict[str, dict[str, Any]] = {
-    "mnist": {**_SCATTERING, "model": {"architecture": "ScatterLinear", "numclasses": 10}, "optimizer": {"lr": 1.0}},
-    "cifar10": {**_SCATTERING, "model": {"architecture": "ScatterLinear", "numclasses": 10}, "optimizer": {"lr": 1.0}},
-    "cifar100": {**_SCATTERING, "model": {"architecture": "ScatterLinear", "numclasses": 100}, "optimizer": {"lr": 1.0}},
+    "mnist": {
+        **_SCATTERING,
+        "model": {"architecture": "ScatterLinear", "numclasses": 10},
+        "optimizer": {"lr": 1.0},
+    },
+    "cifar10": {
+        **_SCATTERING,
+        "model": {"architecture": "ScatterLinear", "numclasses": 10},
+        "optimizer": {"lr": 1.0},
+    },
+    "cifar100": {
+        **_SCATTERING,
+        "model": {"architecture": "ScatterLinear", "numclasses": 100},
+        "optimizer": {"lr": 1.0},
+    },
     "digits": {
         "model": {"architecture": "LogisticRegNet", "numclasses": 10},
         "dataset": {"type": "tabular"},

@@ -23,12 +23,18 @@ def make_config(tmp_path: Path):
     """A small config on scikit-learn's digits; sections are changed by keyword, e.g. ``privacy={"epsilon": 8}``."""
     from cords_dp.presets import config_for, merge_into
 
-    def make(strategy: str = "RandomDP", dataset: str = "digits", **changes: dict[str, Any]) -> DotMap:
+    def make(strategy: str = "RandomDP", data_name: str = "digits", **changes: dict[str, Any]) -> DotMap:
         config = config_for(
-            dataset,
+            data_name,
             strategy,
             dss_args={"fraction": 0.3, "select_every": 2},
-            train_args={"num_epochs": 4, "print_every": 2, "device": "cpu", "seed": 0, "results_dir": str(tmp_path)},
+            train_args={
+                "num_epochs": 4,
+                "print_every": 2,
+                "device": "cpu",
+                "seed": 0,
+                "results_dir": str(tmp_path),
+            },
             ckpt={"is_save": False, "dir": str(tmp_path)},
             # rdp answers at once; the accountants themselves have tests of their own
             privacy={"epsilon": 3.0, "accountant": "rdp", "grad_sample_mode": "hooks"},

@@ -26,7 +26,13 @@ def sequential_law(logits: np.ndarray, m: int) -> dict[tuple[int, ...], float]:
 
 
 def pick_law_p_value(
-    sampler: Sampler, scores: np.ndarray, logits: np.ndarray, *, m: int = 3, draws: int = 200_000, seed: int = 0
+    sampler: Sampler,
+    scores: np.ndarray,
+    logits: np.ndarray,
+    *,
+    m: int = 3,
+    draws: int = 200_000,
+    seed: int = 0,
 ) -> float:
     """Smallest χ² p-value, over prefixes of 1…m picks, of the sampler against the law of ``logits``."""
     rng = np.random.default_rng(seed)

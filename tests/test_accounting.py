@@ -167,7 +167,10 @@ def test_events_survive_json(event):
 
 
 def test_merge_adds_counts():
-    assert merge([gaussian(2.0), GumbelFreeze(1.0), gaussian(2.0, 4)]) == (gaussian(2.0, 5), GumbelFreeze(1.0))
+    assert merge([gaussian(2.0), GumbelFreeze(1.0), gaussian(2.0, 4)]) == (
+        gaussian(2.0, 5),
+        GumbelFreeze(1.0),
+    )
 
 
 @pytest.mark.parametrize("arguments", [(0.0, 0.1, 1), (1.0, 0.0, 1), (1.0, 1.1, 1), (1.0, 0.1, -1)])
@@ -192,7 +195,7 @@ def test_calibration_lands_within_half_a_percent_below(target, power, start, ris
 
 
 def test_calibration_gives_up_where_nothing_fits():
-    with pytest.raises(AccountingError, match="0.5 %"):
+    with pytest.raises(AccountingError, match=r"0\.5 %"):
         calibrate(lambda _: 5.0, 3.0, start=1.0, rising=False)
 
 

@@ -73,9 +73,7 @@ def test_privacy_ratio_by_enumeration_when_one_score_moves(scores, epsilon0, dat
     neighbour = np.array(scores)
     neighbour[record] = 0.0
     factor = epsilon0 / 2
-    ratio = max_log_ratio(
-        sequential_law(factor * np.array(scores), m), sequential_law(factor * neighbour, m)
-    )
+    ratio = max_log_ratio(sequential_law(factor * np.array(scores), m), sequential_law(factor * neighbour, m))
     assert ratio <= m * epsilon0 / 2 + 1e-9
 
 

@@ -73,13 +73,13 @@ def test_warm_start_is_full_data_dp_sgd_and_charged():
     assert [(w.event.rate, w.event.count) for w in warm] == [(1024 / 45_000, 44)]
 
 
-@given(
-    epochs=st.integers(1, 40), kappa=st.floats(0, 0.9), fraction=st.floats(0.05, 1), every=st.integers(1, 10)
-)
+@given(epochs=st.integers(1, 40), kappa=st.floats(0, 0.9), fraction=st.floats(0.05, 1), every=st.integers(1, 10))
 def test_schedule_matches_a_walk_through_cords_loader(epochs, kappa, fraction, every):
     """The plan's epochs against the conditions of CORDS' AdaptiveDSSDataLoader, written out."""
     settings_ = SelectionSettings(fraction=fraction, select_every=every, kappa=kappa)
-    schedule = epoch_schedule(settings_, epochs=epochs, n=1000, k=max(1, int(1000 * fraction)), batch=10, whole=False, selects=True)
+    schedule = epoch_schedule(
+        settings_, epochs=epochs, n=1000, k=max(1, int(1000 * fraction)), batch=10, whole=False, selects=True
+    )
     select_after = int(kappa * epochs)
     warmup = math.ceil(select_after * fraction)
     for number, epoch in enumerate(schedule, start=1):
@@ -168,10 +168,11 @@ def test_joint_frozen_selection_is_nearly_free():
 
 
 @pytest.mark.parametrize(
-    ("composition", "low", "high"), [("paper", 0.0043, 0.0046), ("bounded_range", 0.009, 0.011), ("freeze", 0.25, 0.33)]
+    ("composition", "low", "high"),
+    [("paper", 0.0043, 0.0046), ("bounded_range", 0.009, 0.011), ("freeze", 0.25, 0.33)],
 )
 def test_per_pick_epsilon_of_the_design_page(composition, low, high):
-    """ε_ss = 1.5, k = 4,500, R = 1 (δ split in half makes each a little smaller than at 1e-5)."""
+    """ε_ss = 1.5, k = 4,500, R = 1; δ split in half makes each a little smaller."""
     plan = plan_for(
         composition="basic", split=0.5, select_every=20, epochs=21, selection_composition=composition, accountant="auto",
         greedy="Frozen" if composition == "freeze" else "RGreedy",

@@ -61,7 +61,9 @@ def test_two_records_are_included_independently():
 
 
 def test_the_number_of_batches_is_public_even_when_all_are_empty():
-    batches = list(poisson_batches(dataset_of(3), np.array([], dtype=int), rate=0.5, steps=7, rng=np.random.default_rng(0)))
+    batches = list(
+        poisson_batches(dataset_of(3), np.array([], dtype=int), rate=0.5, steps=7, rng=np.random.default_rng(0))
+    )
     assert len(batches) == 7
     assert all(x.shape == (0, 1) and y.shape == (0,) and w.shape == (0,) for x, y, w in batches)
 

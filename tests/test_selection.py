@@ -128,9 +128,7 @@ def test_the_scores_agree_with_cords_when_nothing_is_clipped():
     np.testing.assert_allclose(scores / np.abs(scores).max(), gains / np.abs(gains).max(), rtol=1e-3, atol=1e-5)
 
 
-numbers = st.one_of(
-    st.floats(-5, 5, width=32), st.sampled_from([float("nan"), float("inf"), -1e30, 1e30, 0.0])
-)
+numbers = st.one_of(st.floats(-5, 5, width=32), st.sampled_from([float("nan"), float("inf"), -1e30, 1e30, 0.0]))
 
 
 @settings(max_examples=200)
@@ -180,7 +178,7 @@ def law_of(plan, seed, k, record=None, sensitivity=None):
         position, probability = 0, 1.0
         remaining = list(range(plan.shape.n))
 
-        def forced(scores, size):
+        def forced(scores, size, outcome=outcome):
             nonlocal position, probability, remaining
             chosen, left = [], list(range(len(scores)))
             for index in outcome[position : position + size]:

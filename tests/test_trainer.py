@@ -255,7 +255,15 @@ def test_every_optimizer_and_scheduler(train, optimizer, scheduler):
     trainer = train(
         "RandomDP",
         optimizer={"type": optimizer, "lr": 0.05},
-        scheduler={"type": scheduler, "T_max": 4, "T_0": 2, "T_mult": 1, "stepsize": 2, "gamma": 0.5, "milestones": [2]},
+        scheduler={
+            "type": scheduler,
+            "T_max": 4,
+            "T_0": 2,
+            "T_mult": 1,
+            "stepsize": 2,
+            "gamma": 0.5,
+            "milestones": [2],
+        },
         train_args={"num_epochs": 2},
     )
     assert trainer.history.last("tst_acc") is not None
@@ -265,7 +273,10 @@ def test_three_learning_rates_of_cords_resnet_configs():
     from cords_dp.models import build_model
     from cords_dp.training.optim import build_optimizer
 
-    cfg = {"optimizer": {"type": "sgd", "lr": 0.01, "lr1": 0.1, "lr2": 0.2, "lr3": 0.3}, "dataset": {"name": "cifar10"}}
+    cfg = {
+        "optimizer": {"type": "sgd", "lr": 0.01, "lr1": 0.1, "lr2": 0.2, "lr3": 0.3},
+        "dataset": {"name": "cifar10"},
+    }
     model = build_model({**cfg, "model": {"architecture": "ResNet18", "numclasses": 10}}, seed=0)
     groups = build_optimizer(cfg, model).param_groups
     assert sorted({g["lr"] for g in groups}) == [0.01, 0.1, 0.2, 0.3]
@@ -283,7 +294,10 @@ def test_third_parties_can_register_a_strategy(train):
     from cords_dp.dataloaders.private import FullDPDataLoader
 
     register_strategy(
-        "EveryOther", lambda c: FullDPDataLoader(c.train_loader, plan=c.plan, streams=c.streams), private=True, whole=True
+        "EveryOther",
+        lambda c: FullDPDataLoader(c.train_loader, plan=c.plan, streams=c.streams),
+        private=True,
+        whole=True,
     )
     assert train("EveryOther").spent().epsilon <= 3.0
 

@@ -83,21 +83,20 @@ def _bound(merged: tuple[Event, ...], delta: float, accountant: str) -> Bound:
 
 def _prv(events: Sequence[Event], delta: float) -> float:
     _only(events, (PoissonGaussian,), "prv")
+    gaussians = [e for e in events if isinstance(e, PoissonGaussian)]
     prvs = [
         GaussianMechanism(e.sigma)
         if e.rate == 1
         else PoissonSubsampledGaussianMechanism(sampling_probability=e.rate, noise_multiplier=e.sigma)
-        for e in events
+        for e in gaussians
     ]
-    counts = [e.count for e in events]
+    counts = [e.count for e in gaussians]
     # The mesh follows the answer: a fixed error would swamp a small ε.
     rough = _rdp(events, delta)
     eps_error = min(max(0.002 * rough, 1e-3), 0.05)
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
-        composed = PRVAccountant(
-            prvs, eps_error=eps_error, delta_error=delta * 1e-3, max_self_compositions=counts
-        )
+        composed = PRVAccountant(prvs, eps_error=eps_error, delta_error=delta * 1e-3, max_self_compositions=counts)
         upper = float(composed.compute_epsilon(delta, counts)[2])
     if not math.isfinite(upper):
         raise AccountingError("prv-accountant returned a non-finite bound")
@@ -122,9 +121,7 @@ def _pld_of(event: Event) -> PrivacyLossDistribution:
     if isinstance(event, GumbelFreeze):
         return PrivacyLossDistribution(_gumbel_pmf(event.shift))
     assert isinstance(event, PoissonGaussian)
-    return from_gaussian_mechanism(
-        event.sigma, sampling_prob=event.rate, value_discretization_interval=_PLD_STEP
-    )
+    return from_gaussian_mechanism(event.sigma, sampling_prob=event.rate, value_discretization_interval=_PLD_STEP)
 
 
 def gumbel_hockey_stick(epsilon: np.ndarray, shift: float) -> np.ndarray:

@@ -7,7 +7,7 @@ the query is replaced by the zero vector (or score 0), everything else staying a
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar, Union
+from typing import Any, ClassVar
 
 from cords_dp.errors import AccountingError
 
@@ -73,7 +73,7 @@ class GumbelFreeze:
         return self.epsilon0 / 2
 
 
-Event = Union[PoissonGaussian, ExponentialPicks, GumbelFreeze]
+Event = PoissonGaussian | ExponentialPicks | GumbelFreeze
 _KINDS: dict[str, type] = {cls.kind: cls for cls in (PoissonGaussian, ExponentialPicks, GumbelFreeze)}
 
 

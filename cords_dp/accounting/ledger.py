@@ -74,9 +74,7 @@ class Ledger:
         return {
             "version": 1,
             "attempts": self.attempts,
-            "entries": [
-                {"dataset": e.dataset, "phase": e.phase, "event": to_dict(e.event)} for e in self.entries
-            ],
+            "entries": [{"dataset": e.dataset, "phase": e.phase, "event": to_dict(e.event)} for e in self.entries],
         }
 
     @classmethod

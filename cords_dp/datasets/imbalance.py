@@ -11,9 +11,7 @@ import numpy as np
 CUT_SHARE = 0.1
 
 
-def mild_imbalance(
-    labels: np.ndarray, keep_range: tuple[float, float], rng: np.random.Generator
-) -> np.ndarray:
+def mild_imbalance(labels: np.ndarray, keep_range: tuple[float, float], rng: np.random.Generator) -> np.ndarray:
     """Indices of a variant in which each class keeps a share drawn uniformly from ``keep_range``."""
     kept = []
     for label in np.unique(labels):

@@ -9,9 +9,7 @@ FEATURES = 10
 CLASS_SHARES = (0.1, 0.6, 0.9)
 
 
-def shift_set(
-    num_samples: int, separation: float, rng: np.random.Generator
-) -> list[tuple[np.ndarray, np.ndarray]]:
+def shift_set(num_samples: int, separation: float, rng: np.random.Generator) -> list[tuple[np.ndarray, np.ndarray]]:
     """(x, y) of training, validation and test: 80 %, 10 % and 10 % of ``num_samples``.
 
     Two Gaussian classes in ten dimensions whose means lie ``separation`` apart, so that they overlap

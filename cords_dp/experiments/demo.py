@@ -11,7 +11,7 @@ from cords_dp.experiments.run import run_experiment
 from cords_dp.presets import config_for
 from cords_dp.report.plots import accuracy_curves
 
-_STRATEGIES = (
+_STRATEGIES: tuple[tuple[str, str, dict[str, float]], ...] = (
     ("FullDP", "all records", {}),
     ("FullDP", "all records, equal compute", {"compute_fraction": 0.3}),
     ("RandomDP", "30 % at random", {"fraction": 0.3}),

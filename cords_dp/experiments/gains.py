@@ -102,4 +102,3 @@ def _exact_gains(trainer: TrainClassifier) -> np.ndarray:
 
     v = gradients(data.validation).clipped_sum(1.0)
     return gradients(data.train).scores(v / v.norm(), 1.0).double().numpy()
-

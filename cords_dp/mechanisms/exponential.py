@@ -83,6 +83,4 @@ class ScoreFreeze:
                 "Start a new ScoreFreeze after every score update."
             )
         self._spent = True
-        return gumbel_top_m(
-            self._scores, m, epsilon0=self._epsilon0, sensitivity=self._sensitivity, rng=rng
-        )
+        return gumbel_top_m(self._scores, m, epsilon0=self._epsilon0, sensitivity=self._sensitivity, rng=rng)

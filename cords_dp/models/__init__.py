@@ -7,4 +7,11 @@ from cords_dp.models.scattering import ScatterCNN, ScatterLinear, with_features
 register_model("ScatterLinear", ScatterLinear)
 register_model("ScatterCNN", ScatterCNN)
 
-__all__ = ["build_model", "check_model", "make_private_ready", "model_names", "register_model", "with_features"]
+__all__ = [
+    "build_model",
+    "check_model",
+    "make_private_ready",
+    "model_names",
+    "register_model",
+    "with_features",
+]

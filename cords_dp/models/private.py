@@ -21,9 +21,11 @@ def make_private_ready(model: nn.Module) -> tuple[nn.Module, list[str]]:
     """
     replaced = []
     batch_norms = sum(isinstance(m, _BATCH_NORMS) for m in model.modules())
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        fixed = ModuleValidator.fix(model)
+    fixed = model
+    if ModuleValidator.validate(model, strict=False):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            fixed = ModuleValidator.fix(model)
     if batch_norms:
         replaced.append(f"{batch_norms} BatchNorm layers by GroupNorm (BatchNorm mixes the records of a batch)")
     for module in fixed.modules():
@@ -33,4 +35,9 @@ def make_private_ready(model: nn.Module) -> tuple[nn.Module, list[str]]:
     if problems:
         reasons = "; ".join(str(p).splitlines()[0] for p in problems)
         raise UnsupportedModelError(f"{type(model).__name__} cannot be trained with per-example gradients: {reasons}")
+    for name, _ in fixed.named_buffers():
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has the buffer {name!r}, which could carry statistics of the records it has seen "
+            "past the noise; make it a constant that is not registered as a buffer"
+        )
     return fixed, replaced

@@ -158,9 +158,7 @@ def _fingerprint(dataset: ArrayDataset, transform: Scattering) -> str:
 
 def _write_features(dataset: ArrayDataset, transform: Scattering, path: Path, progress: bool) -> None:
     total = len(dataset.x)
-    store = np.lib.format.open_memmap(
-        path, mode="w+", dtype=np.float16, shape=(total, *transform.feature_shape)
-    )
+    store = np.lib.format.open_memmap(path, mode="w+", dtype=np.float16, shape=(total, *transform.feature_shape))
     with tqdm(total=total, unit="img", desc="scattering", disable=not progress, leave=False) as bar:
         for start in range(0, total, _BATCH):
             rows = torch.arange(start, min(start + _BATCH, total))

@@ -28,25 +28,39 @@ def _plan_text(plan: PrivacyPlan) -> str:
     rows: list[tuple[str, str]] = [
         ("strategy", shape.strategy),
         ("records", f"n = {shape.n}, validation {shape.n_validation}, pool k = {shape.k}"),
-        ("budget", f"epsilon = {plan.privacy.epsilon:g}, delta = {plan.delta:.3g}, {plan.privacy.composition} composition"),
+        (
+            "budget",
+            f"epsilon = {plan.privacy.epsilon:g}, delta = {plan.delta:.3g}, {plan.privacy.composition} composition",
+        ),
         ("training", f"{shape.steps} steps, q = {shape.batch_size / shape.k:.6f}, sigma = {plan.sigma:.4f}"),
     ]
     if plan.epsilon0 is not None:
         picks = shape.rounds * shape.k
         rows.append(
-            ("selection", f"{shape.rounds} rounds of {shape.k} picks = {picks} picks, greedy {plan.selection.greedy}")
+            (
+                "selection",
+                f"{shape.rounds} rounds of {shape.k} picks = {picks} picks, greedy {plan.selection.greedy}",
+            )
         )
         rows.append(("per pick", f"epsilon0 = {plan.epsilon0:.6f}, composed by {plan.selection_composition}"))
         best = plan.epsilon0 * _largest_score_over_sensitivity(plan)
         rows.append(
-            ("meaning", f"the best record is picked at most e^{best:.4f} = {_exp(best):.4f} times as often as the worst")
+            (
+                "meaning",
+                f"the best record is picked at most e^{best:.4f} = {_exp(best):.4f} times as often as the worst",
+            )
         )
     if plan.sigma_validation is not None:
         rows.append(("validation", f"private, sigma_v = {plan.sigma_validation:.4f}"))
     elif plan.validation_is_read:
         rows.append(("validation", "declared public"))
     for phase, bound in cost.phases.items():
-        rows.append((f"{phase} alone", f"epsilon = {bound.epsilon:.4f}, delta = {bound.delta:.3g} ({bound.accountant})"))
+        rows.append(
+            (
+                f"{phase} alone",
+                f"epsilon = {bound.epsilon:.4f}, delta = {bound.delta:.3g} ({bound.accountant})",
+            )
+        )
     total = cost.training_data
     rows.append(("total on D", f"epsilon = {total.epsilon:.4f}, delta = {total.delta:.3g} ({total.accountant})"))
     if cost.validation_data is not None:
@@ -62,7 +76,6 @@ def _largest_score_over_sensitivity(plan: PrivacyPlan) -> float:
 
 
 def _exp(x: float) -> float:
-
 
     return math.exp(x) if x < 50 else math.inf
 

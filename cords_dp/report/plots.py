@@ -37,13 +37,20 @@ def gains_figure(frame: pd.DataFrame, path: Path, *, title: str) -> Path:
     """
     figure, axis = plt.subplots(figsize=(6.5, 4), layout="constrained")
     gains = frame["gain"].to_numpy()
-    bins = np.linspace(gains.min(), gains.max(), 61)
+    bins = np.linspace(gains.min(), gains.max(), 61).tolist()
     top = gains >= np.sort(gains)[-int(frame.attrs.get("k", len(gains) // 10)) :].min()
     axis.hist(gains, bins=bins, density=True, color="0.85", label="all records (uniform)")
     axis.hist(gains[top], bins=bins, density=True, histtype="step", color="black", lw=1.5, label="noise-free top k")
     for (name, column), colour in zip(frame.drop(columns=["gain"]).items(), _COLOURS, strict=False):
         axis.hist(
-            gains, bins=bins, weights=column.to_numpy(), density=True, histtype="step", lw=1.8, color=colour, label=name
+            gains,
+            bins=bins,
+            weights=column.to_numpy(),
+            density=True,
+            histtype="step",
+            lw=1.8,
+            color=colour,
+            label=name,
         )
     axis.set(xlabel="gain of a record, in units of its bound", ylabel="density of a pick", title=title)
     axis.spines[["top", "right"]].set_visible(False)

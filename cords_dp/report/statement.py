@@ -142,7 +142,9 @@ def _sensitivity(plan: PrivacyPlan, phase: str) -> str:
 def _seed_sentence(seed_fixed: bool) -> list[str]:
     if not seed_fixed:
         return []
-    return ["THE FIXED SEED of this run: whoever knows it can take the noise away, so publishing it voids the guarantee"]
+    return [
+        "THE FIXED SEED of this run: whoever knows it can take the noise away, so publishing it voids the guarantee"
+    ]
 
 
 def _bound(bound: Bound) -> dict[str, Any]:

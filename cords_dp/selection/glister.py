@@ -80,18 +80,14 @@ class GLISTERDPStrategy(GLISTERStrategy):
     def compute_gradients(self, valid: bool = False, perBatch: bool = False, perClass: bool = False) -> None:
         """Last-layer gradients of D and V, as factors; CORDS' n × classes·dim matrix is never built."""
         self._gradients, _, self._labels = self._last_layer(self.trainloader.dataset)
-        self._validation, self._validation_logits, self._validation_labels = self._last_layer(
-            self.valloader.dataset
-        )
+        self._validation, self._validation_logits, self._validation_labels = self._last_layer(self.valloader.dataset)
 
     def _update_grads_val(self, grads_curr: Tensor | None = None, first_init: bool = False) -> None:
         """Set ``grads_val_curr`` to v, at the model's weights or one step along ``grads_curr``; ‖v‖ ≤ C_v."""
         validation = self._validation
         if grads_curr is not None and not first_init:
             moved = self._validation_logits - self.eta * (validation.a @ grads_curr.T)
-            validation = LastLayerGradients(
-                logit_gradients(moved, self._validation_labels, self.loss), validation.a
-            )
+            validation = LastLayerGradients(logit_gradients(moved, self._validation_labels, self.loss), validation.a)
         total = validation.clipped_sum(self.plan.privacy.validation_clip)
         self.grads_val_curr = _to_norm(self._noisy_mean(total), self.plan.privacy.validation_clip)
 
@@ -185,9 +181,7 @@ class GLISTERDPStrategy(GLISTERStrategy):
         return total / max(1, self.N_val)
 
     def _last_layer(self, dataset: Any) -> tuple[LastLayerGradients, Tensor, Tensor]:
-        return last_layer_gradients(
-            self.model, self.loss, dataset, linear_layer=self.linear_layer, device=self.device
-        )
+        return last_layer_gradients(self.model, self.loss, dataset, linear_layer=self.linear_layer, device=self.device)
 
 
 def _to_norm(v: Tensor, norm: float) -> Tensor:

@@ -11,7 +11,7 @@ from torch import nn
 
 from cords_dp.errors import CordsDPError
 
-_SAFE_CLASSES = [nn.CrossEntropyLoss, nn.MSELoss, set]
+_SAFE_CLASSES: list[Any] = [nn.CrossEntropyLoss, nn.MSELoss, set]
 
 
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:

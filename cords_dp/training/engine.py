@@ -74,10 +74,11 @@ class PrivateEngine:
             options["strict"] = True  # type: ignore[assignment]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            self.model = prepare_module(model, grad_sample_mode=mode, **options)
-        self.optimizer: DPOptimizer = (
-            DPOptimizerFastGradientClipping if mode == "ghost" else _BoundedDPOptimizer
-        )(
+            try:
+                self.model = prepare_module(model, grad_sample_mode=mode, **options)
+            except (NotImplementedError, ValueError) as error:
+                raise UnsupportedModelError(f"{type(model).__name__} in mode {mode}: {error}") from error
+        self.optimizer: DPOptimizer = (DPOptimizerFastGradientClipping if mode == "ghost" else _BoundedDPOptimizer)(
             optimizer,
             noise_multiplier=sigma,
             max_grad_norm=max_grad_norm,
@@ -202,9 +203,7 @@ def _reference_sum(model: nn.Module, x: Tensor, y: Tensor, criterion: LossPerExa
     return total
 
 
-def _try_mode(
-    mode: str, probe: nn.Module, x: Tensor, y: Tensor, criterion: LossPerExample
-) -> tuple[float, Tensor]:
+def _try_mode(mode: str, probe: nn.Module, x: Tensor, y: Tensor, criterion: LossPerExample) -> tuple[float, Tensor]:
     model = copy.deepcopy(probe)
     parameters = [p for p in model.parameters() if p.requires_grad]
     before = torch.cat([p.detach().reshape(-1).clone() for p in parameters])

@@ -72,7 +72,13 @@ class History:
 
     def to_csv(self, path: Path) -> None:
         """One row an evaluated epoch: epoch, accuracy, loss, seconds, epsilon, then everything else."""
-        first = {"epoch": "epoch", "tst_acc": "accuracy", "tst_loss": "loss", "time": "seconds", "epsilon": "epsilon"}
+        first = {
+            "epoch": "epoch",
+            "tst_acc": "accuracy",
+            "tst_loss": "loss",
+            "time": "seconds",
+            "epsilon": "epsilon",
+        }
         others = [key for key in dict.fromkeys(k for row in self.rows for k in row) if key not in first]
         with open(path, "w", newline="") as file:
             writer = csv.writer(file)

@@ -53,7 +53,14 @@ def _parameter_groups(section: Mapping[str, Any], model: nn.Module) -> list[dict
 
     CORDS leaves out the parameters that it does not name; here they learn with ``optimizer.lr``.
     """
-    layers = {"linear": "lr1", "layer4": "lr2", "layer3": "lr2", "layer2": "lr2", "layer1": "lr2", "conv1": "lr3"}
+    layers = {
+        "linear": "lr1",
+        "layer4": "lr2",
+        "layer3": "lr2",
+        "layer2": "lr2",
+        "layer1": "lr2",
+        "conv1": "lr3",
+    }
     named = all(section.get(lr) for lr in ("lr1", "lr2", "lr3")) and all(hasattr(model, m) for m in layers)
     if not named:
         return [{"params": list(model.parameters())}]

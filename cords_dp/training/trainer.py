@@ -46,6 +46,9 @@ _EVALUATION_BATCH = 1024
 class TrainClassifier(toolkit.TrainClassifier):
     """CORDS' TrainClassifier with private strategies. ``TrainClassifier(cfg).train()`` trains and logs."""
 
+    logger: logging.Logger
+    _total_steps: int
+
     def __init__(self, config_file_data: DotMap):
         config_file_data = config_file_data if isinstance(config_file_data, DotMap) else DotMap(config_file_data)
         _as_dotmaps(config_file_data)
@@ -155,8 +158,11 @@ class TrainClassifier(toolkit.TrainClassifier):
         if transform is None:
             return data
         cache = Path(self.cfg.dataset.get("datadir") or "data").expanduser() / "features"
-        parts = (with_features(part, transform, cache, progress=self.show_progress) for part in data[:3])
-        return Splits(*parts, num_classes=data.num_classes)
+
+        def features(part: Dataset) -> Dataset:
+            return with_features(part, transform, cache, progress=self.show_progress)
+
+        return Splits(features(data.train), features(data.validation), features(data.test), data.num_classes)
 
     def _train_epoch(
         self, epoch: int, loader: Any, engine: Any, model: nn.Module, scheduler: Any, bar: tqdm
@@ -272,7 +278,12 @@ class TrainClassifier(toolkit.TrainClassifier):
         return x, torch.arange(4, device=self.setup.device) % data.num_classes
 
     def _evaluate_epoch(
-        self, epoch: int, data: Splits, model: nn.Module, criterion: nn.Module, subset_metrics: dict[str, float]
+        self,
+        epoch: int,
+        data: Splits,
+        model: nn.Module,
+        criterion: nn.Module,
+        subset_metrics: dict[str, float],
     ) -> None:
         row: dict[str, Any] = {"epoch": epoch, "time": self.train_seconds + self.selection_seconds}
         for prefix, dataset in (("trn", data.train), ("val", data.validation), ("tst", data.test)):
@@ -352,9 +363,7 @@ class TrainClassifier(toolkit.TrainClassifier):
         save_checkpoint(path, state)
         self.logger.info("Model checkpoint saved at epoch: %d", epoch)
 
-    def _resume(
-        self, path: Path, model: nn.Module, optimizer: Optimizer, scheduler: Any, loader: Any
-    ) -> int:
+    def _resume(self, path: Path, model: nn.Module, optimizer: Optimizer, scheduler: Any, loader: Any) -> int:
         """Load the checkpoint if the config asks for it and there is one; return the epochs already done."""
         if not self.cfg.ckpt.get("is_load"):
             return 0
@@ -414,7 +423,11 @@ class TrainClassifier(toolkit.TrainClassifier):
         self.logger.info("---------------------------------------------------------------------")
         self.logger.info(kind)
         self.logger.info("---------------------------------------------------------------------")
-        for column, name in (("val_acc", "Validation Accuracy"), ("tst_acc", "Test Accuracy"), ("time", "Time")):
+        for column, name in (
+            ("val_acc", "Validation Accuracy"),
+            ("tst_acc", "Test Accuracy"),
+            ("time", "Time"),
+        ):
             if column in self._print_args and self.history.column(column):
                 self.logger.info("%s: %s", name, " , ".join(str(v) for v in self.history.column(column)))
         total = self.train_seconds + self.selection_seconds
@@ -422,7 +435,10 @@ class TrainClassifier(toolkit.TrainClassifier):
         if self.plan is not None and not self.plan.noiseless:
             cost = self.spent()
             self.logger.info(
-                "Privacy spent: epsilon %.4f of %g at delta %g", cost.epsilon, self.plan.privacy.epsilon, cost.delta
+                "Privacy spent: epsilon %.4f of %g at delta %g",
+                cost.epsilon,
+                self.plan.privacy.epsilon,
+                cost.delta,
             )
 
 

@@ -1,0 +1,123 @@
+"""The importer of CORDS leaves no trace; without CORDS it says how to install it."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from conftest import REPOSITORY
+
+from cords_dp import toolkit
+
+
+def run_python(code: str, *path: str) -> subprocess.CompletedProcess:
+    import os
+
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *path])}
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, env=env, check=False
+    )
+
+
+def test_stubs_go_away_and_scikit_learn_stays_as_it_was():
+    import sklearn.datasets
+
+    with toolkit.stubs_for_dead_imports() as stubbed:
+        assert all(isinstance(sys.modules[name], toolkit._Stub) for name in stubbed)
+    assert not [name for name, module in sys.modules.items() if isinstance(module, toolkit._Stub)]
+    assert "load_boston" not in vars(sklearn.datasets)
+
+
+def test_only_missing_modules_are_stubbed(monkeypatch):
+    present = type(sys)("wandb")
+    monkeypatch.setitem(sys.modules, "wandb", present)
+    with toolkit.stubs_for_dead_imports() as stubbed:
+        assert "wandb" not in stubbed
+        assert sys.modules["wandb"] is present
+
+
+def test_floating_point_errors_stay_as_they_were():
+    """CORDS turns every numpy underflow into an exception, for the whole process."""
+    import numpy as np
+
+    assert np.geterr()["under"] == "ignore"
+
+
+def test_a_stub_fails_only_when_called():
+    stub = toolkit._Stub("torchtext")
+    function = stub.anything
+    with pytest.raises(ImportError, match=r"torchtext\.anything"):
+        function()
+
+
+def test_without_cords_the_command_to_install_it_is_named():
+    result = run_python(
+        """
+        import sys
+        sys.modules["cords"] = None   # what an absent package looks like to the importer
+        import cords_dp
+        assert cords_dp.__version__   # importing the package itself works
+        cords_dp.TrainClassifier
+        """
+    )
+    assert result.returncode != 0
+    assert "pip install --no-deps cords==0.0.4" in result.stderr
+
+
+def test_a_git_checkout_on_the_path_is_used(tmp_path):
+    """A checkout has train_sl.py beside the package; here a copy of the installed CORDS is laid out like one."""
+    import shutil
+
+    shutil.copytree(toolkit.cords_root / "cords", tmp_path / "cords")
+    (tmp_path / "train_sl.py").write_text(
+        "import wandb, logging\n"
+        "class TrainClassifier:\n"
+        "    def __init__(self, cfg): self.cfg, self.logger = cfg, logging.getLogger('checkout')\n"
+        "    from_checkout = True\n"
+    )
+    code = "from cords_dp import toolkit, TrainClassifier; print(toolkit.IS_CHECKOUT, TrainClassifier.from_checkout)"
+    result = run_python(code, str(tmp_path))
+    assert result.stdout.split() == ["True", "True"], result.stderr
+
+
+def test_toolkit_is_the_only_importer_of_cords():
+    for path in (REPOSITORY / "cords_dp").rglob("*.py"):
+        imported = imports_of(path)
+        if path.name != "toolkit.py":
+            assert not {name for name in imported if name.split(".")[0] in ("cords", "examples")}, path
+
+
+def imports_of(path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
+
+
+# which rooms a room may use; `cords_dp.errors` is open to all
+ARROWS = {
+    "mechanisms": set(),
+    "accounting": set(),
+    "plan.py": {"accounting", "config"},
+    "datasets": {"toolkit"},
+    "selection": {"toolkit", "mechanisms", "accounting", "plan", "dataloaders"},
+    "models": {"toolkit", "datasets"},
+}
+
+
+@pytest.mark.parametrize("room", ARROWS)
+def test_arrows_between_rooms(room):
+    place = REPOSITORY / "cords_dp" / room
+    files = [place] if place.is_file() else list(place.rglob("*.py"))
+    own = room.removesuffix(".py")
+    for path in files:
+        used = {name.split(".")[1] for name in imports_of(path) if name.startswith("cords_dp.")}
+        assert used - {own, "errors"} <= ARROWS[room], path
+        if room in ("mechanisms", "accounting"):
+            assert "opacus" not in {name.split(".")[0] for name in imports_of(path)}
