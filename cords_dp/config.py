@@ -75,6 +75,7 @@ class PrivacySettings:
     accountant: ``auto`` (prv, then pld, then rdp) or one of them by name.
     grad_sample_mode: how per-example gradients are computed; ``auto`` tries and takes the fastest.
     max_physical_batch_size: larger batches are computed in pieces of this size.
+    ema_decay: average the weights over steps with this decay (0: take the last ones); costs no privacy.
     labels_public: the user declares which class each index belongs to as public.
     exact_metrics: log exact metrics of private data. They are not covered by the guarantee.
     """
@@ -90,6 +91,7 @@ class PrivacySettings:
     selection_clip: float = 1.0
     validation_clip: float = 1.0
     validation_noise: float | None = None
+    ema_decay: float = 0.0
     accountant: str = "auto"
     grad_sample_mode: str = "auto"
     max_physical_batch_size: int = 512
@@ -211,6 +213,7 @@ def privacy_settings(cfg: Mapping[str, Any]) -> PrivacySettings:
         _number(f"privacy.{name}", getattr(settings, name), low=0)
     if settings.validation_noise is not None:
         _number("privacy.validation_noise", settings.validation_noise, low=0)
+    _number("privacy.ema_decay", settings.ema_decay, low=0, high=1, low_included=True)
     _one_of("privacy.composition", settings.composition, ("joint", "basic"))
     _one_of(
         "privacy.selection_composition",

@@ -174,8 +174,8 @@ def test_joint_frozen_selection_is_nearly_free():
 def test_per_pick_epsilon_of_the_design_page(composition, low, high):
     """ε_ss = 1.5, k = 4,500, R = 1; δ split in half makes each a little smaller."""
     plan = plan_for(
-        composition="basic", split=0.5, select_every=20, epochs=21, selection_composition=composition, accountant="auto",
-        greedy="Frozen" if composition == "freeze" else "RGreedy",
+        composition="basic", split=0.5, select_every=20, epochs=21, selection_composition=composition,
+        greedy="Frozen" if composition == "freeze" else "RGreedy", accountant="auto",
     )  # fmt: skip
     assert low <= plan.epsilon0 <= high
 

@@ -91,7 +91,7 @@ def build_dataset(cfg: Mapping[str, Any], rng: np.random.Generator) -> Splits:
     if name not in DATASETS:
         return _cords_dataset(section)
     if name == "synthetic":
-        separation = float(section.get("class_separation") or 2.0)
+        separation = float(section.get("class_separation") or 1.6)
         parts = shift_set(int(section.get("num_samples") or 5000), separation, rng)
         train_part, validation_part, test_part = (ArrayDataset(x, y) for x, y in parts)
         return Splits(train_part, validation_part, test_part, 2)

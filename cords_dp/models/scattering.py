@@ -127,7 +127,7 @@ class FeatureDataset(Dataset):
 
     def batch(self, indices: Sequence[int] | np.ndarray | Tensor) -> tuple[Tensor, Tensor]:
         rows = self.source.rows[torch.as_tensor(indices, dtype=torch.int64)]
-        x = torch.from_numpy(self.features[rows.numpy()].astype(np.float32))
+        x = torch.from_numpy(self.features[rows.numpy()]).float()
         return x, self.source.all_targets[rows]
 
 

@@ -34,6 +34,7 @@ from cords_dp.models import build_model, make_private_ready, with_features
 from cords_dp.plan import Cost, PrivacyPlan
 from cords_dp.registry import LoaderContext
 from cords_dp.seeding import Streams
+from cords_dp.training.averaging import WeightAverage
 from cords_dp.training.checkpoint import load_checkpoint, save_checkpoint
 from cords_dp.training.engine import PlainEngine, PrivateEngine, fastest_mode
 from cords_dp.training.evaluation import LABELS, History, evaluate
@@ -127,6 +128,7 @@ class TrainClassifier(toolkit.TrainClassifier):
         _, criterion = self.loss_function()
         optimizer, scheduler = self.optimizer_with_scheduler(model)
         loader = self._build_loader(data, model, criterion, optimizer, streams)
+        self._average = self._build_average(model)
         start_epoch = self._resume(checkpoint_path, model, optimizer, scheduler, loader)
         engine = self._build_engine(data, model, optimizer, criterion, streams)
         self._print_args = self._allowed_print_args()
@@ -147,10 +149,19 @@ class TrainClassifier(toolkit.TrainClassifier):
                     self.logger.warning("Stopped after epoch %d: %s", epoch - 1, error)
                     break
                 if epoch % self.cfg.train_args.get("print_every", 1) == 0 or epoch == self.setup.epochs:
-                    self._evaluate_epoch(epoch, data, model, criterion, subset_metrics)
+                    self._evaluate_epoch(epoch, data, self._released(model), criterion, subset_metrics)
                 if self.cfg.ckpt.get("is_save") and epoch % (self.cfg.ckpt.get("save_every") or 1) == 0:
                     self._save(checkpoint_path, epoch, model, optimizer, scheduler, loader)
+        self.model = self._released(model)
         self._log_results(loader)
+
+    def _build_average(self, model: nn.Module) -> WeightAverage | None:
+        decay = self.plan.privacy.ema_decay if self.plan else 0.0
+        return WeightAverage(model, decay) if decay else None
+
+    def _released(self, model: nn.Module) -> nn.Module:
+        """The model that is evaluated and released: the average of the steps where one is kept."""
+        return model if self._average is None else self._average.model
 
     def _with_features(self, data: Splits, model: nn.Module) -> Splits:
         """Pass every record through the model's fixed input transform once, where it has one."""
@@ -180,6 +191,8 @@ class TrainClassifier(toolkit.TrainClassifier):
             x, y, weights = (t.to(self.setup.device) for t in (x, y, weights))
             if self.plan is not None:
                 engine.step(x, y, weights)
+                if self._average is not None:
+                    self._average.update(model)
             else:
                 batch_loss, batch_correct = self._cords_step(engine, x, y, weights)
                 loss_sum += batch_loss
@@ -359,6 +372,8 @@ class TrainClassifier(toolkit.TrainClassifier):
         }
         if self.plan is not None:
             # Chosen without looking at the data, or released by a mechanism that was paid for.
+            if self._average is not None:
+                state["average"] = {"state_dict": self._average.model.state_dict(), "steps": self._average.steps}
             state["subset"] = torch.as_tensor(np.asarray(loader.subset_indices))
         save_checkpoint(path, state)
         self.logger.info("Model checkpoint saved at epoch: %d", epoch)
@@ -382,6 +397,9 @@ class TrainClassifier(toolkit.TrainClassifier):
             loader.cur_epoch = state["epoch"] + 1
         if self.plan is not None and "subset" in state:
             loader.subset_indices = state["subset"].numpy()
+        if self._average is not None and "average" in state:
+            self._average.model.load_state_dict(state["average"]["state_dict"])
+            self._average.steps = int(state["average"]["steps"])
         self.logger.info("Loading saved checkpoint model at epoch: %d", state["epoch"])
         return int(state["epoch"])
 
