@@ -45,6 +45,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     gains.set_defaults(handler=_gains)
 
+    study = commands.add_parser("study", help="selection against RandomDP and FullDP, mean ± std over seeds")
+    study.add_argument("name", help="mnist-cut, mnist, cifar10-cut, cifar10, synthetic or digits")
+    study.add_argument("--seeds", type=int, default=3, help="runs of each cell (default 3)")
+    study.add_argument("--epsilon", type=float, default=3.0, help="privacy budget (default 3)")
+    study.add_argument("--out", type=Path, help="output folder (default: runs/study-NAME)")
+    study.add_argument(
+        "--set", action="append", default=[], metavar="a.b=c", dest="overrides", help="change a value for all methods"
+    )
+    study.set_defaults(handler=_study)
+
     demo = commands.add_parser("demo", help="the private strategies on embedded data, in two minutes")
     demo.add_argument("--out", type=Path, default=Path("runs/demo"), help="output folder")
     demo.add_argument("--epsilon", type=float, default=3.0, help="privacy budget (default 3)")
@@ -119,6 +129,24 @@ def _gains(args: argparse.Namespace) -> int:
 
     gains_experiment(_load(args), args.out, not_private=args.not_private, epochs=args.epochs)
     print(f"figure: {args.out / 'gains.png'}\nnumbers: {args.out / 'gains.csv'}")
+    return 0
+
+
+def _study(args: argparse.Namespace) -> int:
+    from cords_dp.config import apply_override
+    from cords_dp.errors import ConfigError
+    from cords_dp.experiments.study import STUDIES, run_study, study_table
+
+    if args.name not in STUDIES:
+        raise ConfigError("study", args.name, f"unknown; known are {', '.join(STUDIES)}")
+    changes = DotMap()
+    for override in args.overrides:
+        apply_override(changes, override)
+    out = args.out or Path("runs") / f"study-{args.name}"
+    frame = run_study(args.name, out, seeds=args.seeds, epsilon=args.epsilon, overrides=changes.toDict())
+    print(
+        f"\n{args.name}, epsilon = {args.epsilon:g}, {args.seeds} seeds\n\n{study_table(frame)}\n\n{out / 'runs.csv'}"
+    )
     return 0
 
 

@@ -40,7 +40,8 @@ KNOWN_KEYS: dict[str, set[str] | None] = {
     },
     "dss_args": {
         "type", "fraction", "select_every", "kappa", "linear_layer", "selection_type", "greedy", "r",
-        "collate_fn", "mechanism", "compute_fraction",
+        "collate_fn", "mechanism", "compute_fraction", "score", "greedy_rounds", "greedy_step", "exploration",
+        "projection", "bins", "publish_subset",
         # arguments of CORDS' other strategies, kept so that a config can swap its type by one word
         "lam", "valid", "v1", "eps", "temperature", "per_class", "kw", "global_order_file", "gc_ratio",
         "gc_stochastic_subsets_file", "stochastic_subsets_file", "submod_function", "if_convex",
@@ -55,7 +56,7 @@ KNOWN_KEYS: dict[str, set[str] | None] = {
 _TOP_LEVEL = {"setting", "is_reg", "report_tune", *KNOWN_KEYS}
 
 GREEDY_VARIANTS = ("Frozen", "RGreedy", "Stochastic", "Naive")
-MECHANISMS = ("exponential",)
+MECHANISMS = ("threshold", "top_k", "exponential")
 GRAD_SAMPLE_MODES = ("auto", "hooks", "functorch", "ew", "ghost")
 
 
@@ -106,17 +107,39 @@ class PrivacySettings:
 
 @dataclass(frozen=True)
 class SelectionSettings:
-    """The part of ``dss_args`` that the plan needs. See CORDS' documentation for the names."""
+    """The part of ``dss_args`` that the plan needs. The first names are CORDS' own.
+
+    mechanism: ``threshold`` (a secret pool, nearly free), ``top_k`` (a subset to publish, one Gaussian release a
+        round) or ``exponential`` (the paper's).
+    greedy, r: how the exponential mechanism's picks move the validation gradient; ``Frozen`` does not.
+    score: ``glister``, ``el2n``, ``grad_norm`` or a registered one.
+
+    For ``threshold`` (and, of these, projection for ``top_k``); defaults chosen on MNIST with five classes cut to 10 %:
+    greedy_rounds: how often a selection moves the validation gradient along the records chosen so far.
+    greedy_step: how far, in logits, the whole pool would move it.
+    exploration: the share of the pool drawn by coins, without looking: selection then cannot hurt much.
+    projection: dimensions that the last layer's input is projected to; noise grows with them.
+    bins: cells of the score histogram on [−1, 1].
+    publish_subset: write the last subset to ``subset.json``; only where it was paid for or drawn blindly.
+    """
 
     fraction: float = 1.0
     select_every: int = 1
     kappa: float = 0.0
-    mechanism: str = "exponential"
+    mechanism: str = "threshold"
     greedy: str = "Frozen"
     r: int = 15
     linear_layer: bool = True
     selection_type: str = "Supervised"
     compute_fraction: float = 1.0
+    score: str = "glister"
+    greedy_rounds: int = 3
+    greedy_step: float = 200.0
+    exploration: float = 0.3
+    projection: int = 8
+    bins: int = 128
+    publish_subset: bool = False
+    reads_validation: bool = True  # a property of the score, filled in when the config is read
 
 
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> DotMap:
@@ -240,6 +263,7 @@ def selection_settings(cfg: Mapping[str, Any], *, selects: bool, whole: bool) ->
     """Read and check ``dss_args``. ``whole``: the strategy trains on all of D; ``selects``: it scores D."""
     section = cfg.get("dss_args") or {}
     names = {f.name for f in fields(SelectionSettings)}
+    names.discard("reads_validation")
     given = {key: section[key] for key in section if key in names and section[key] is not None}
     settings = SelectionSettings(**given)
     if not whole:
@@ -255,11 +279,23 @@ def selection_settings(cfg: Mapping[str, Any], *, selects: bool, whole: bool) ->
             "only FullDP takes it: use dss_args.fraction",
         )
     _whole("dss_args.select_every", settings.select_every)
+    _flag("dss_args.publish_subset", settings.publish_subset)
+    if settings.publish_subset and (whole or (selects and settings.mechanism == "threshold")):
+        raise ConfigError(
+            "dss_args.publish_subset",
+            True,
+            "the pool of this strategy is secret state of the training mechanism (or all records); to publish a subset "
+            "use RandomDP, or GLISTERDP with mechanism 'top_k' or 'exponential'",
+        )
     if selects:
         _one_of("dss_args.mechanism", settings.mechanism, MECHANISMS)
         _one_of("dss_args.greedy", settings.greedy, GREEDY_VARIANTS)
         _whole("dss_args.r", settings.r)
         _flag("dss_args.linear_layer", settings.linear_layer)
+        for name in ("greedy_rounds", "projection", "bins"):
+            _whole(f"dss_args.{name}", getattr(settings, name))
+        _number("dss_args.greedy_step", settings.greedy_step, low=0, low_included=True)
+        _number("dss_args.exploration", settings.exploration, low=0, high=1, low_included=True)
     return settings
 
 

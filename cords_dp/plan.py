@@ -11,14 +11,20 @@ what                   mechanism                                  sensitivity (z
 each DP-SGD step       Poisson-subsampled Gaussian (q, σ)         clip norm C                  D
 subset, exponential    exponential mechanism, K = R·k picks       Δ = 2·C_e·C_v, or C_e·C_v     D
                                                                   when v is frozen
+subset, top_k          Gaussian (σ_s) on all scores, R rounds     1 (one score)                D
+thresholds, threshold  Gaussian (σ_s) on tail counts, R·G         1 cell                       D
+sums, threshold        Gaussian (σ_s), R·G (R·(G−1) without       1 (unit gradients)           D
+                       coins)
 validation gradient    Gaussian (σ_v), when V is private          C_v (sum over V)             V
 =====================  =========================================  ===========================  =======
 
+The pool of `threshold` is not released and costs nothing by itself: see `selection.threshold`.
 RandomDP and FullDP choose without looking at the data and pay for training only.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -90,7 +96,13 @@ class PrivacyPlan:
     delta: float
     sigma: float
     epsilon0: float | None = None
+    sigma_selection: float | None = None
     sigma_validation: float | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """Binds ledgers, checkpoints and generators to this plan: another budget or schedule is another run."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()[:32]
 
     # -- what the mechanisms need -------------------------------------------------------------
 
@@ -115,7 +127,12 @@ class PrivacyPlan:
 
     @property
     def validation_is_read(self) -> bool:
-        return self.shape.rounds > 0
+        return self.shape.rounds > 0 and validation_releases(self.selection, self.shape.k) > 0
+
+    @property
+    def secret_pool(self) -> bool:
+        """Is the pool secret state of the training mechanism, or was it paid for (or drawn blindly)?"""
+        return self.shape.selects and self.selection.mechanism == "threshold"
 
     # -- events -------------------------------------------------------------------------------
 
@@ -124,8 +141,11 @@ class PrivacyPlan:
 
     def selection_event(self) -> Event:
         """The event of one selection round on D."""
-        assert self.epsilon0 is not None
-        return _round_event(self.epsilon0, self.shape.k, self.privacy, self.selection)
+        if self.selection.mechanism == "exponential":
+            assert self.epsilon0 is not None
+            return _round_event(self.epsilon0, self.shape.k, self.privacy, self.selection)
+        assert self.sigma_selection is not None
+        return gaussian(self.sigma_selection, gaussian_releases(self.selection))
 
     def validation_event(self) -> Event | None:
         """The event of one selection round on V, or None where V is public."""
@@ -170,9 +190,13 @@ class PrivacyPlan:
 
     def _phase_bound(self, phase: str, events: list[Event]) -> Bound:
         delta = self._phase_delta(phase)
-        if phase == SELECTION and self.selection_composition == "paper":
+        if phase == SELECTION and any(isinstance(e, ExponentialPicks) for e in events) and self._paper_picks:
             return _paper_bound(events, delta)
         return epsilon_bound(events, delta, self.privacy.accountant)
+
+    @property
+    def _paper_picks(self) -> bool:
+        return self.selection_composition == "paper"
 
     def _phase_delta(self, phase: str) -> float:
         if self.privacy.composition != "basic" or not self.shape.rounds or phase == VALIDATION:
@@ -260,8 +284,8 @@ def build_plan(
         return PrivacyPlan(shape, privacy, selection, delta, sigma=0.0)
     plan = PrivacyPlan(shape, privacy, selection, delta, sigma=1.0)
     if shape.rounds:
-        plan = replace(plan, epsilon0=_calibrate_picks(plan))
-        if privacy.validation == "private":
+        plan = _with_selection_noise(plan)
+        if privacy.validation == "private" and plan.validation_is_read:
             plan = replace(plan, sigma_validation=_calibrate_validation(plan))
     return replace(plan, sigma=_calibrate_training(plan))
 
@@ -281,8 +305,22 @@ def freezes_per_round(selection: SelectionSettings, k: int) -> int:
 
 
 def validation_releases(selection: SelectionSettings, k: int) -> int:
-    """How often one round evaluates the validation gradient: once for each freeze."""
-    return freezes_per_round(selection, k)
+    """How often one round evaluates the validation gradient."""
+    if not selection.reads_validation:
+        return 0
+    if selection.mechanism == "exponential":
+        return freezes_per_round(selection, k)
+    return selection.greedy_rounds if selection.mechanism == "threshold" else 1
+
+
+def gaussian_releases(selection: SelectionSettings) -> int:
+    """Gaussian releases on D in one round: the scores once, or G thresholds and the sums between them.
+
+    The coins' sum comes before the first threshold, so there is one more where a share is drawn by coins.
+    """
+    if selection.mechanism == "top_k":
+        return 1
+    return 2 * selection.greedy_rounds - (0 if selection.exploration else 1)
 
 
 def _round_event(epsilon0: float, k: int, privacy: PrivacySettings, selection: SelectionSettings) -> Event:
@@ -303,7 +341,26 @@ def _paper_bound(events: list[Event], delta: float) -> Bound:
 
 
 def _refuse_unproved(privacy: PrivacySettings, selection: SelectionSettings, k: int) -> None:
+    if k < 1:
+        raise ConfigError("dss_args.fraction", selection.fraction, "selects no record at all; raise it")
+    if selection.mechanism == "exponential":
+        _refuse_unproved_picks(privacy, selection)
+    elif selection.selection_type == "PerClass" and selection.mechanism == "top_k" and not privacy.labels_public:
+        raise ConfigError("dss_args.selection_type", "PerClass", "top_k ranks all records together; use 'Supervised'")
+    if selection.selection_type not in ("Supervised", "PerClass"):
+        raise ConfigError(
+            "dss_args.selection_type",
+            selection.selection_type,
+            "no sensitivity is proved for it under differential privacy; use 'Supervised'",
+        )
+
+
+def _refuse_unproved_picks(privacy: PrivacySettings, selection: SelectionSettings) -> None:
     composition = selection_composition(privacy, selection)
+    if selection.score != "glister" and selection.greedy != "Frozen":
+        raise ConfigError(
+            "dss_args.greedy", selection.greedy, f"score {selection.score!r} has no greedy step: use 'Frozen'"
+        )
     if composition == "freeze" and selection.greedy != "Frozen":
         raise ConfigError(
             "privacy.selection_composition",
@@ -324,14 +381,6 @@ def _refuse_unproved(privacy: PrivacySettings, selection: SelectionSettings, k: 
             "a class quota reveals who is in the class (with one record in it the pick is certain); use "
             "'Supervised', or declare the labels public with privacy.labels_public=True",
         )
-    if selection.selection_type not in ("Supervised", "PerClass"):
-        raise ConfigError(
-            "dss_args.selection_type",
-            selection.selection_type,
-            "no sensitivity is proved for it under differential privacy; use 'Supervised'",
-        )
-    if k < 1:
-        raise ConfigError("dss_args.fraction", selection.fraction, "selects no record at all; raise it")
 
 
 def _delta(privacy: PrivacySettings, shape: Shape) -> float:
@@ -347,16 +396,20 @@ def _delta(privacy: PrivacySettings, shape: Shape) -> float:
     return privacy.delta
 
 
-def _calibrate_picks(plan: PrivacyPlan) -> float:
-    """ε₀ such that selection alone costs (1−r)·ε."""
+def _with_selection_noise(plan: PrivacyPlan) -> PrivacyPlan:
+    """ε₀, or σ of the Gaussian releases, such that selection alone costs (1−r)·ε."""
     target = (1 - plan.privacy.split) * plan.privacy.epsilon
+    picks = plan.selection.mechanism == "exponential"
 
-    def cost_of(epsilon0: float) -> float:
-        candidate = replace(plan, epsilon0=epsilon0)
-        events = [candidate.selection_event()] * plan.shape.rounds
-        return candidate._phase_bound(SELECTION, events).epsilon
+    def candidate(value: float) -> PrivacyPlan:
+        return replace(plan, epsilon0=value) if picks else replace(plan, sigma_selection=value)
 
-    return calibrate(cost_of, target, start=target / math.sqrt(plan.shape.rounds), rising=True)
+    def cost_of(value: float) -> float:
+        proposed = candidate(value)
+        return proposed._phase_bound(SELECTION, [proposed.selection_event()] * plan.shape.rounds).epsilon
+
+    start = target / math.sqrt(plan.shape.rounds) if picks else 4 * math.sqrt(plan.shape.rounds) / target
+    return candidate(calibrate(cost_of, target, start=start, rising=picks))
 
 
 def _calibrate_validation(plan: PrivacyPlan) -> float:

@@ -54,7 +54,7 @@ _DATASETS: dict[str, tuple[dict[str, Any], int]] = {
 }
 
 
-def config_for(dataset: str, strategy: str, **changes: dict[str, Any]) -> dict[str, Any]:
+def config_for(dataset: str, strategy: str, /, **changes: dict[str, Any]) -> dict[str, Any]:
     """A complete config for one dataset and strategy; ``changes`` are sections with the keys that differ."""
     config = copy.deepcopy(_COMMON)
     merge_into(config, {"dataset": {"name": dataset}, "dss_args": {"type": strategy}})

@@ -7,11 +7,14 @@ from the operating system's entropy and are not recorded anywhere.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+# torch's serialised CPU generator: 24 bytes of counters, then the Mersenne twister's words in 8 bytes each
+_MERSENNE_START, _MERSENNE_WORDS = 24, 624
 _STREAMS = ("data", "init", "selection", "batches", "noise", "validation")
 
 
@@ -20,11 +23,14 @@ class Streams:
     """Independent generators for one run.
 
     ``attempt`` counts how often the run was started from its ledger: a resumed run draws fresh masks
-    and fresh noise even when the seed is fixed, because replaying the old ones would reveal them.
+    and fresh noise even when the seed is fixed, because replaying the old ones would reveal them. ``context`` (the
+    plan's fingerprint) keeps runs of one seed but different budgets from sharing noise, which a difference of two
+    models would cancel.
     """
 
     seed: int | None = None
     attempt: int = 0
+    context: str = ""
 
     @property
     def public_seed(self) -> int:
@@ -37,13 +43,20 @@ class Streams:
             return np.random.SeedSequence([self.public_seed, position])
         if self.seed is None:
             return np.random.SeedSequence()
-        return np.random.SeedSequence([self.seed, position, self.attempt])
+        context = int.from_bytes(hashlib.sha256(self.context.encode()).digest()[:16], "big")
+        return np.random.SeedSequence([self.seed, position, self.attempt, context])
 
     def numpy(self, stream: str) -> np.random.Generator:
         return np.random.Generator(np.random.PCG64DXSM(self._sequence(stream)))
 
     def torch(self, stream: str, device: str = "cpu") -> torch.Generator:
         generator = torch.Generator(device=device)
-        state = self._sequence(stream).generate_state(2, np.uint32)
-        generator.manual_seed((int(state[0]) << 31) ^ int(state[1]))
+        words = self._sequence(stream).generate_state(_MERSENNE_WORDS, np.uint32)
+        generator.manual_seed((int(words[0]) << 31) ^ int(words[1]))
+        if torch.device(device).type == "cpu":
+            # torch seeds its CPU generator with 32 bits only; few enough to try them all. Fill the whole state.
+            state = generator.get_state()
+            end = _MERSENNE_START + 8 * _MERSENNE_WORDS
+            state[_MERSENNE_START:end] = torch.from_numpy(words.astype(np.uint64).view(np.uint8).copy())
+            generator.set_state(state)
         return generator

@@ -215,6 +215,7 @@ def test_a_crash_while_writing_keeps_the_old_ledger(tmp_path, monkeypatch):
     monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("power cut")))
     with pytest.raises(OSError, match="power cut"):
         ledger.charge(TRAINING_DATA, "training", gaussian(1.0))
+    monkeypatch.undo()
     assert len(Ledger.load(tmp_path / "ledger.json").entries) == 1
 
 

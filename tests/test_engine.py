@@ -184,3 +184,46 @@ def test_a_mode_is_found_for_in_place_residuals():
     before = flat(model)
     engine_for(model, mode).step(x, y, w)
     torch.testing.assert_close((before - flat(model)).double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_ghost_clipping_refuses_linear_layers_on_sequences():
+    """Opacus' norm of such layers cancels in float32 and can understate it many times over."""
+    from cords_dp.errors import UnsupportedModelError
+
+    class Sequence(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.layer(x).sum(dim=1)
+
+    x, y = torch.randn(2, 5, 4), torch.tensor([0, 1])
+    model = Sequence()
+    with pytest.raises(UnsupportedModelError, match="sequences"):
+        engine_for(model, "ghost").step(x, y, torch.ones(2))
+    assert fastest_mode(Sequence(), x, y, CE) != "ghost"
+
+
+def test_no_norms_stay_on_the_model():
+    model = small_net()
+    engine_for(model, "ghost").step(*batch_of(5))
+    assert not any(hasattr(p, "_norm_sample") for p in model.parameters())
+
+
+def test_a_mode_that_gives_wrong_gradients_is_refused():
+    from cords_dp.errors import UnsupportedModelError
+
+    class Coupled(nn.Module):
+        """Mixes the records of a batch without a BatchNorm layer that a validator could see."""
+
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(6, 3)
+
+        def forward(self, x):
+            return self.layer(x - x.mean(dim=0))
+
+    x, y, _ = batch_of(4)
+    with pytest.raises(UnsupportedModelError, match="wrong gradients"):
+        fastest_mode(Coupled(), x, y, CE, ("hooks",))

@@ -19,7 +19,7 @@ from cords_dp.plan import SELECTION, TRAINING, WARM_START, build_plan, epoch_sch
 
 
 def plan_for(strategy="GLISTERDP", *, n=45_000, n_validation=5_000, epochs=20, batch=1024, fraction=0.1, select_every=5,
-             greedy="RGreedy", kappa=0.0, compute_fraction=1.0, r=15, **privacy):  # fmt: skip
+             greedy="RGreedy", mechanism="exponential", kappa=0.0, compute_fraction=1.0, r=15, **privacy):  # fmt: skip
     privacy = {"epsilon": 3.0, "delta": 1e-5, "accountant": "rdp", **privacy}
     return build_plan(
         strategy,
@@ -27,6 +27,7 @@ def plan_for(strategy="GLISTERDP", *, n=45_000, n_validation=5_000, epochs=20, b
         SelectionSettings(
             fraction=fraction,
             select_every=select_every,
+            mechanism=mechanism,
             greedy=greedy,
             kappa=kappa,
             compute_fraction=compute_fraction,
@@ -246,8 +247,9 @@ def test_refusals_name_key_value_and_fix(changes, key, words):
 def test_selection_types_without_proof_are_refused(kind, words):
     with pytest.raises(ConfigError, match=words):
         build_plan(
-            "GLISTERDP", PrivacySettings(3.0), SelectionSettings(fraction=0.1, selection_type=kind), epochs=6,
-            batch_size=64, n=4000, n_validation=500, whole=False, selects=True,
+            "GLISTERDP", PrivacySettings(3.0),
+            SelectionSettings(fraction=0.1, mechanism="exponential", selection_type=kind),
+            epochs=6, batch_size=64, n=4000, n_validation=500, whole=False, selects=True,
         )  # fmt: skip
 
 

@@ -53,7 +53,14 @@ def plan_for(n, k, *, greedy="Frozen", validation="public", r=2, epsilon=3.0, li
     return build_plan(
         "GLISTERDP",
         PrivacySettings(epsilon=epsilon, delta=1e-5, validation=validation, accountant="rdp", **privacy),
-        SelectionSettings(fraction=k / n + 1e-9, select_every=1, greedy=greedy, r=r, linear_layer=linear_layer),
+        SelectionSettings(
+            fraction=k / n + 1e-9,
+            select_every=1,
+            mechanism="exponential",
+            greedy=greedy,
+            r=r,
+            linear_layer=linear_layer,
+        ),
         epochs=2,
         batch_size=1,
         n=n,

@@ -45,7 +45,7 @@ def test_every_gradient_mode_trains(train, mode):
 def test_glister_dp_greedy_variants(train, greedy, composition):
     trainer = train(
         "GLISTERDP",
-        dss_args={"greedy": greedy, "r": 4, "linear_layer": False},
+        dss_args={"mechanism": "exponential", "greedy": greedy, "r": 4, "linear_layer": False},
         privacy={"composition": composition, "split": 0.5, "validation": "public"},
     )
     assert trainer.plan.shape.rounds == 1
@@ -360,12 +360,82 @@ def test_a_fresh_run_sets_the_old_ledger_aside(make_config, tmp_path):
 def test_the_epoch_is_on_disk_before_its_first_step(make_config, tmp_path, monkeypatch):
     from cords_dp.training import trainer as module
 
-    def crash(self, *batch):
-        raise RuntimeError("crash in the first step")
+    class Crashing(module.PrivateEngine):
+        def step(self, *batch):
+            raise RuntimeError("crash in the first step")
 
-    monkeypatch.setattr(module.PrivateEngine, "step", crash)
+    monkeypatch.setattr(module, "PrivateEngine", Crashing)
     trainer = TrainClassifier(make_config("RandomDP"))
     with pytest.raises(RuntimeError, match="crash"):
         trainer.train()
     (path,) = tmp_path.rglob("ledger.json")
     assert sum(e.count for e in Ledger.load(path).events(TRAINING_DATA)) == trainer.plan.shape.epochs[0].steps
+
+
+# --- found in review: a checkpoint, its ledger and its plan belong together --------------------------------------
+
+
+def test_weights_of_another_budget_are_not_continued(make_config):
+    """ε = inf (or 8) first, then resumed at ε = 1: the small ε must not be claimed for those weights."""
+    from cords_dp.errors import AccountingError
+
+    for first in (math.inf, 8.0):
+        saving = {"is_save": True, "save_every": 1}
+        TrainClassifier(make_config("RandomDP", privacy={"epsilon": first}, ckpt=saving)).train()
+        resumed = TrainClassifier(make_config("RandomDP", privacy={"epsilon": 1.0}, ckpt={**saving, "is_load": True}))
+        with pytest.raises(AccountingError, match="another budget"):
+            resumed.train()
+
+
+def test_a_checkpoint_without_its_ledger_is_not_continued(make_config, tmp_path):
+    from cords_dp.errors import AccountingError
+
+    saving = {"is_save": True, "save_every": 1}
+    TrainClassifier(make_config("RandomDP", ckpt=saving)).train()
+    (ledger,) = tmp_path.rglob("ledger.json")
+    ledger.unlink()
+    with pytest.raises(AccountingError, match="not written under the ledger"):
+        TrainClassifier(make_config("RandomDP", ckpt={**saving, "is_load": True})).train()
+
+
+def test_a_fresh_run_sets_the_old_checkpoint_aside_with_its_ledger(make_config, tmp_path):
+    saving = {"is_save": True, "save_every": 4}
+    for _ in range(2):
+        TrainClassifier(make_config("RandomDP", ckpt=saving)).train()
+    names = sorted(p.name for p in tmp_path.rglob("*") if p.suffix in (".json", ".pt"))
+    assert names == ["ledger-1.json", "ledger.json", "model-1.pt", "model.pt"]
+
+
+def test_one_seed_at_two_budgets_does_not_share_noise(make_config):
+    """Equal noise would cancel in the difference of the two models."""
+    draws = []
+    for epsilon in (3.0, 8.0):
+        trainer = TrainClassifier(make_config("FullDP", privacy={"epsilon": epsilon}))
+        trainer.train()
+        from cords_dp.seeding import Streams
+
+        streams = Streams(0, context=trainer.plan.fingerprint)
+        draws.append(torch.rand(3, generator=streams.torch("noise")))
+    assert not torch.equal(*draws)
+
+
+def test_the_noise_generator_has_more_than_32_bits_of_state():
+    """torch's manual_seed keeps the low 32 bits; the whole Mersenne state must come from the seed sequence."""
+    from cords_dp.seeding import Streams
+
+    one = Streams(1).torch("noise")
+    short = torch.Generator().manual_seed(one.initial_seed())
+    assert not torch.equal(torch.rand(5, generator=one), torch.rand(5, generator=short))
+    values = torch.normal(0.0, 1.0, (200_000,), generator=Streams(1).torch("noise"))
+    assert abs(float(values.mean())) < 0.01
+    assert float(values.std()) == pytest.approx(1.0, rel=0.01)
+
+
+def test_two_runs_in_one_folder_notice_each_other(tmp_path):
+    from cords_dp.accounting import gaussian
+    from cords_dp.errors import AccountingError
+
+    first, second = Ledger(path=tmp_path / "l.json"), Ledger(path=tmp_path / "l.json")
+    first.charge(TRAINING_DATA, "training", gaussian(1.0))
+    with pytest.raises(AccountingError, match="another run"):
+        second.charge(TRAINING_DATA, "training", gaussian(1.0))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -33,13 +34,16 @@ class Entry:
 class Ledger:
     """Charged events and the allowance: the planned number of each event, beyond which charges are refused.
 
-    The allowance comes from the plan, whose total was shown to fit the budget before the run.
+    The allowance comes from the plan, whose total was shown to fit the budget before the run. ``fingerprint`` names the
+    plan and ``id`` this ledger: a checkpoint is continued only with the ledger it was written under.
     """
 
     allowance: tuple[Entry, ...] | None = None
     path: Path | None = None
     entries: list[Entry] = field(default_factory=list)
     attempts: int = 0
+    fingerprint: str = ""
+    id: str = field(default_factory=lambda: secrets.token_hex(8))
 
     def charge(self, dataset: str, phase: str, event: Event) -> None:
         """Record ``event`` durably. Call this before the noise of the event is drawn."""
@@ -68,25 +72,38 @@ class Ledger:
 
     def save(self) -> None:
         if self.path is not None:
+            if self.path.is_file() and json.loads(self.path.read_text()).get("id") != self.id:
+                raise AccountingError(
+                    f"another run writes to {self.path.name} in the same folder; use separate folders"
+                )
             write_durably(self.path, json.dumps(self.to_dict(), indent=1))
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "version": 1,
+            "id": self.id,
+            "fingerprint": self.fingerprint,
             "attempts": self.attempts,
             "entries": [{"dataset": e.dataset, "phase": e.phase, "event": to_dict(e.event)} for e in self.entries],
         }
 
     @classmethod
-    def load(cls, path: Path, allowance: tuple[Entry, ...] | None = None) -> Ledger:
+    def load(cls, path: Path, allowance: tuple[Entry, ...] | None = None, fingerprint: str | None = None) -> Ledger:
         """Continue the ledger at ``path``; counts as one more attempt at the run."""
         try:
             data = json.loads(path.read_text())
             entries = [Entry(e["dataset"], e["phase"], from_dict(e["event"])) for e in data["entries"]]
-            attempts = int(data["attempts"])
+            attempts, identity, written_for = int(data["attempts"]), data["id"], data["fingerprint"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise AccountingError(f"cannot read the privacy ledger {path.name}: {error}") from error
-        return cls(allowance=allowance, path=path, entries=entries, attempts=attempts + 1)
+        if fingerprint is not None and written_for != fingerprint:
+            raise AccountingError(
+                f"{path.name} belongs to a run with another budget or schedule; resume with that run's config, or "
+                "start afresh in another folder"
+            )
+        ledger = cls(allowance, path, entries, attempts + 1, written_for, identity)
+        ledger.save()
+        return ledger
 
 
 def _counts(entries: list[Entry]) -> list[tuple[Event, int]]:

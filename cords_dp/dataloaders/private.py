@@ -21,7 +21,7 @@ from cords_dp.accounting import Ledger
 from cords_dp.dataloaders.poisson import Batch, poisson_batches
 from cords_dp.plan import EpochPlan, PrivacyPlan
 from cords_dp.seeding import Streams
-from cords_dp.selection.glister import GLISTERDPStrategy
+from cords_dp.selection import STRATEGIES
 from cords_dp.toolkit import GLISTERDataLoader, RandomDataLoader
 
 
@@ -113,7 +113,7 @@ class RandomDPDataLoader(_CordsLoader, RandomDataLoader):
 
 
 class GLISTERDPDataLoader(_CordsLoader, GLISTERDataLoader):
-    """GLISTERDP: a uniform subset until the first selection, then what `GLISTERDPStrategy` picks."""
+    """GLISTERDP: a uniform subset until the first selection, then what the strategy of its mechanism picks."""
 
     strategy: Any
 
@@ -134,7 +134,7 @@ class GLISTERDPDataLoader(_CordsLoader, GLISTERDataLoader):
             self, train_loader, val_loader, DotMap(dss_args), SilentLogger(), batch_size=plan.shape.batch_size
         )
         cords = self.strategy  # what CORDS built, whose model copy and arguments are taken over
-        self.strategy = GLISTERDPStrategy(
+        self.strategy = STRATEGIES[plan.selection.mechanism](
             train_loader,
             val_loader,
             cords.model,

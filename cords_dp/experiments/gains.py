@@ -67,7 +67,7 @@ def gains_table(cfg: DotMap, out: Path, *, epochs: int) -> tuple[pd.DataFrame, P
         plan = build_plan(
             base.shape.strategy,
             privacy,
-            replace(base.selection, greedy=greedy),
+            replace(base.selection, mechanism="exponential", greedy=greedy),
             epochs=total,
             batch_size=shape.batch_size,
             n=shape.n,

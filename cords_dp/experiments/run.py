@@ -53,7 +53,7 @@ def run_experiment(cfg: DotMap, out: Path, *, progress: bool = True) -> RunResul
     """Train as the config says and write everything about the run into ``out``.
 
     config.yaml (resolved), metrics.csv (a row an evaluated epoch), CORDS' log, privacy.json and privacy.md,
-    model.pt (a plain state_dict), result.json (the summary).
+    model.pt (a plain state_dict), result.json (the summary); subset.json only where the config asks to publish it.
     """
     check_config(cfg)
     out.mkdir(parents=True, exist_ok=True)
@@ -66,6 +66,8 @@ def run_experiment(cfg: DotMap, out: Path, *, progress: bool = True) -> RunResul
     assert trainer.model is not None
     torch.save(trainer.model.state_dict(), out / "model.pt")
     trainer.history.to_csv(out / "metrics.csv")
+    if trainer.setup.selection.publish_subset:
+        (out / "subset.json").write_text(json.dumps(sorted(trainer.published_subset())))
     result = _summary(trainer, out)
     if trainer.plan is not None:
         report = privacy_report(trainer.plan, trainer.ledger, seed_fixed=trainer.setup.seed is not None)
@@ -90,8 +92,8 @@ def _summary(trainer: TrainClassifier, out: Path) -> RunResult:
         epsilon=cost.epsilon if cost else math.inf,
         epsilon_allowed=plan.privacy.epsilon if plan else math.inf,
         delta=cost.delta if cost else 0.0,
-        train_seconds=trainer.train_seconds,
-        selection_seconds=trainer.selection_seconds,
+        train_seconds=trainer.shown_seconds(trainer.train_seconds),
+        selection_seconds=trainer.shown_seconds(trainer.selection_seconds),
         out=str(out),
     )
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from cords_dp.errors import CordsDPError
-from cords_dp.plan import PrivacyPlan, build_plan
+from cords_dp.plan import PrivacyPlan, gaussian_releases
 from cords_dp.training.setup import RunSetup
 
 
@@ -34,6 +35,15 @@ def _plan_text(plan: PrivacyPlan) -> str:
         ),
         ("training", f"{shape.steps} steps, q = {shape.batch_size / shape.k:.6f}, sigma = {plan.sigma:.4f}"),
     ]
+    if plan.sigma_selection is not None:
+        releases = shape.rounds * gaussian_releases(plan.selection)
+        rows.append(
+            (
+                "selection",
+                f"{shape.rounds} rounds by {plan.selection.mechanism}, {releases} Gaussian releases, "
+                f"sigma_s = {plan.sigma_selection:.4f}",
+            )
+        )
     if plan.epsilon0 is not None:
         picks = shape.rounds * shape.k
         rows.append(
@@ -80,55 +90,45 @@ def _exp(x: float) -> float:
     return math.exp(x) if x < 50 else math.inf
 
 
-_WAYS = (
-    ("paper: basic, advanced composition", "basic", "paper", None),
-    ("basic, bounded range", "basic", "bounded_range", None),
-    ("joint, bounded range", "joint", "bounded_range", None),
-    ("basic, frozen scores", "basic", "freeze", "Frozen"),
-    ("joint, frozen scores", "joint", "freeze", "Frozen"),
+# label, composition, how picks compose, changes of the selection
+_WAYS: tuple[tuple[str, str, str | None, dict[str, Any]], ...] = (
+    ("paper: basic, advanced composition", "basic", "paper", {"mechanism": "exponential", "greedy": "RGreedy"}),
+    ("basic, bounded range", "basic", "bounded_range", {"mechanism": "exponential", "greedy": "RGreedy"}),
+    ("joint, bounded range", "joint", "bounded_range", {"mechanism": "exponential", "greedy": "RGreedy"}),
+    ("basic, frozen scores", "basic", "freeze", {"mechanism": "exponential", "greedy": "Frozen"}),
+    ("joint, frozen scores", "joint", "freeze", {"mechanism": "exponential", "greedy": "Frozen"}),
+    ("joint, top_k", "joint", None, {"mechanism": "top_k"}),
+    ("joint, threshold", "joint", None, {"mechanism": "threshold"}),
 )
 
 
 def _alternatives(setup: RunSetup, n: int, n_validation: int) -> str:
-    header = f"{'way of selecting':<38} {'epsilon0':>10} {'eps select':>10} {'sigma train':>11} {'eps total':>9}"
+    columns = ("way of selecting", "epsilon0", "sigma sel", "eps select", "sigma train", "eps total")
+    header = "{:<36} {:>9} {:>9} {:>10} {:>11} {:>9}".format(*columns)
     lines = [header, "-" * len(header)]
     assert setup.privacy is not None
-    for label, composition, picks, greedy in _WAYS:
+    for label, composition, picks, changes in _WAYS:
         privacy = replace(setup.privacy, composition=composition, selection_composition=picks)
-        selection = replace(setup.selection, greedy=greedy or setup.selection.greedy)
+        other = replace(setup, privacy=privacy, selection=replace(setup.selection, **changes))
         try:
-            plan = build_plan(
-                setup.strategy.name,
-                privacy,
-                selection,
-                epochs=setup.epochs,
-                batch_size=setup.batch_size,
-                n=n,
-                n_validation=n_validation,
-                whole=False,
-                selects=True,
-            )
+            plan = other.plan(n, n_validation)
         except CordsDPError as error:
-            lines.append(f"{label:<38} {str(error)[:60]}")
+            lines.append(f"{label:<36} {str(error)[:60]}")
             continue
+        assert plan is not None
         cost = plan.cost()
         lines.append(
-            f"{label:<38} {plan.epsilon0:>10.5f} {cost.phases['selection'].epsilon:>10.4f} "
-            f"{plan.sigma:>11.4f} {cost.training_data.epsilon:>9.4f}"
+            f"{label:<36} {_number(plan.epsilon0, 5):>9} {_number(plan.sigma_selection, 2):>9} "
+            f"{cost.phases['selection'].epsilon:>10.4f} {plan.sigma:>11.4f} {cost.training_data.epsilon:>9.4f}"
         )
-    random = build_plan(
-        "RandomDP",
-        setup.privacy,
-        setup.selection,
-        epochs=setup.epochs,
-        batch_size=setup.batch_size,
-        n=n,
-        n_validation=n_validation,
-        whole=False,
-        selects=False,
-    )
+    random = replace(setup, strategy=replace(setup.strategy, name="RandomDP", selects=False)).plan(n, n_validation)
+    assert random is not None
     lines.append(
-        f"{'RandomDP (no selection)':<38} {'-':>10} {0.0:>10.4f} {random.sigma:>11.4f} "
+        f"{'RandomDP (no selection)':<36} {'-':>9} {'-':>9} {0.0:>10.4f} {random.sigma:>11.4f} "
         f"{random.cost().training_data.epsilon:>9.4f}"
     )
     return "\n".join(lines)
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"

@@ -33,7 +33,8 @@ def privacy_report(plan: PrivacyPlan, ledger: Ledger, *, seed_fixed: bool) -> di
             "the number of records and their indices are public"
         ),
         "epsilon_allowed": plan.privacy.epsilon,
-        "epsilon": planned.epsilon,
+        # what was charged can exceed the plan only if the plan was changed by hand; then it is what counts
+        "epsilon": max(planned.epsilon, charged.epsilon),
         "delta": planned.delta,
         "epsilon_training_data": planned.training_data.epsilon,
         "epsilon_validation_data": planned.validation_data.epsilon if planned.validation_data else None,
@@ -90,10 +91,15 @@ def privacy_markdown(report: dict[str, Any]) -> str:
 def _guarantee(plan: PrivacyPlan) -> str:
     cost = plan.cost()
     both = " and of the validation set" if _v_charged(plan) else ""
+    exceptions = ["the seed, if one was fixed", "the metrics of the test set"]
+    if plan.privacy.exact_metrics:
+        exceptions.append("the exact metrics of private records that were switched on")
+    conditions = " Which class each index belongs to is declared public." if plan.privacy.labels_public else ""
     return (
-        f"The released model and every other output of this run are (ε = {cost.epsilon:.4f}, δ = {cost.delta:.3g})-"
-        f"differentially private for zero-out of one record of the training set{both}. This is the cost of the "
-        "whole planned schedule; stopping early does not lower it."
+        f"The released model and every other output of this run, except {' and '.join(exceptions)}, are "
+        f"(ε = {cost.epsilon:.4f}, δ = {cost.delta:.3g})-differentially private for zero-out of one record of the "
+        f"training set{both}.{conditions} This is the cost of the whole planned schedule; stopping early does not "
+        "lower it."
     )
 
 
@@ -121,7 +127,8 @@ def _mechanisms(plan: PrivacyPlan) -> list[dict[str, Any]]:
         kind, count = fields.pop("kind"), fields.pop("count")
         parameters = ", ".join(f"{key} {value:.6g}" for key, value in fields.items())
         parameters += ", sensitivity " + _sensitivity(plan, entry.phase)
-        key = (entry.phase, names[kind], parameters)
+        name = "Gaussian" if kind == "poisson_gaussian" and fields["rate"] == 1 else names[kind]
+        key = (entry.phase, name, parameters)
         rows[key] = rows.get(key, 0) + count
     return [
         {"phase": phase, "mechanism": name, "parameters": parameters, "count": count}
@@ -134,16 +141,25 @@ def _sensitivity(plan: PrivacyPlan, phase: str) -> str:
     return {
         TRAINING: f"{privacy.max_grad_norm:g} (clip norm)",
         WARM_START: f"{privacy.max_grad_norm:g} (clip norm)",
-        SELECTION: f"{plan.score_sensitivity:g} (score)",
+        SELECTION: _selection_sensitivity(plan),
         VALIDATION: f"{privacy.validation_clip:g} (clip norm)",
     }[phase]
+
+
+def _selection_sensitivity(plan: PrivacyPlan) -> str:
+    return {
+        "exponential": f"{plan.score_sensitivity:g} (score)",
+        "top_k": "1 (one score in [−1, 1])",
+        "threshold": "1 (one histogram cell; one unit gradient)",
+    }[plan.selection.mechanism]
 
 
 def _seed_sentence(seed_fixed: bool) -> list[str]:
     if not seed_fixed:
         return []
     return [
-        "THE FIXED SEED of this run: whoever knows it can take the noise away, so publishing it voids the guarantee"
+        "THE FIXED SEED of this run: whoever knows it can take the noise away, so publishing it (config.yaml and "
+        "result.json hold it) voids the guarantee"
     ]
 
 

@@ -40,6 +40,7 @@ from cords_dp.errors import MechanismError
 from cords_dp.mechanisms import ScoreFreeze, gaussian_release
 from cords_dp.plan import SELECTION, VALIDATION, PrivacyPlan, freezes_per_round
 from cords_dp.selection.last_layer import LastLayerGradients, last_layer_gradients, logit_gradients
+from cords_dp.selection.scores import get_score, score_records
 from cords_dp.toolkit import GLISTERStrategy
 
 _STOCHASTIC_ERROR = 0.01  # CORDS' choice: candidates = n/k · ln(1/0.01)
@@ -85,6 +86,9 @@ class GLISTERDPStrategy(GLISTERStrategy):
     def _update_grads_val(self, grads_curr: Tensor | None = None, first_init: bool = False) -> None:
         """Set ``grads_val_curr`` to v, at the model's weights or one step along ``grads_curr``; ‖v‖ ≤ C_v."""
         validation = self._validation
+        if not self.plan.validation_is_read:
+            self.grads_val_curr = torch.zeros(validation.r.shape[1], validation.a.shape[1]).to(validation.r)
+            return
         if grads_curr is not None and not first_init:
             moved = self._validation_logits - self.eta * (validation.a @ grads_curr.T)
             validation = LastLayerGradients(logit_gradients(moved, self._validation_labels, self.loss), validation.a)
@@ -94,10 +98,14 @@ class GLISTERDPStrategy(GLISTERStrategy):
     def eval_taylor_modular(self, grads: LastLayerGradients) -> np.ndarray:
         """The gains of records: inner products of clipped gradients with v, in float64."""
         privacy = self.plan.privacy
-        scores = grads.scores(self.grads_val_curr, privacy.selection_clip).double().cpu().numpy()
-        # Rounding must not carry a score past the bound that the sensitivity rests on.
         bound = privacy.selection_clip * privacy.validation_clip
-        return np.clip(scores, -bound, bound)
+        if self.plan.selection.score == "glister":
+            scores = grads.scores(self.grads_val_curr, privacy.selection_clip)
+        else:
+            score = get_score(self.plan.selection.score)
+            scores = bound * score_records(score, grads.with_unit_inputs(), torch.zeros_like(self.grads_val_curr))
+        # Rounding must not carry a score past the bound that the sensitivity rests on.
+        return np.clip(scores.double().cpu().numpy(), -bound, bound)
 
     def greedy_algo(self, budget: int) -> tuple[list[int], list[int]]:
         """CORDS' entry for one greedy run over all of D."""
@@ -181,7 +189,19 @@ class GLISTERDPStrategy(GLISTERStrategy):
         return total / max(1, self.N_val)
 
     def _last_layer(self, dataset: Any) -> tuple[LastLayerGradients, Tensor, Tensor]:
-        return last_layer_gradients(self.model, self.loss, dataset, linear_layer=self.linear_layer, device=self.device)
+        return last_layer_gradients(
+            self.model,
+            self.loss,
+            dataset,
+            linear_layer=self.linear_layer,
+            device=self.device,
+            projection=self._projection,
+        )
+
+    @property
+    def _projection(self) -> int | None:
+        """Dimensions to project the last layer's input to; the paper's mechanism uses it whole."""
+        return None
 
 
 def _to_norm(v: Tensor, norm: float) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +35,10 @@ class LastLayerGradients:
     def rows(self, index: Tensor) -> LastLayerGradients:
         return LastLayerGradients(self.r[index], self.a[index])
 
+    def with_unit_inputs(self) -> LastLayerGradients:
+        """The last layer's input scaled to norm 1, each record by itself."""
+        return LastLayerGradients(self.r, self.a / self.a.norm(dim=1, keepdim=True).clamp_min(1e-12))
+
     def factors(self, clip: float) -> Tensor:
         """Factors that clip each record's gradient to norm ``clip``; 0 for a record that is not finite."""
         return clip_factors(self.r.norm(dim=1) * self.a.norm(dim=1), clip)
@@ -50,9 +55,19 @@ class LastLayerGradients:
 
 
 def last_layer_gradients(
-    model: nn.Module, loss: LossPerExample, dataset: Dataset, *, linear_layer: bool, device: str
+    model: nn.Module,
+    loss: LossPerExample,
+    dataset: Dataset,
+    *,
+    linear_layer: bool,
+    device: str,
+    projection: int | None = None,
 ) -> tuple[LastLayerGradients, Tensor, Tensor]:
-    """Gradients, logits and labels of every record at the model's current weights."""
+    """Gradients, logits and labels of every record at the model's current weights.
+
+    With ``projection`` the last layer's input is multiplied by a public random matrix to that many dimensions,
+    which nearly keeps inner products.
+    """
     model.eval()  # dropout would make a record's score depend on chance
     residuals, inputs, logits, labels = [], [], [], []
     for x, y in sequential_batches(dataset, _BATCH):
@@ -60,12 +75,21 @@ def last_layer_gradients(
         with torch.no_grad():
             out, embedding = model(x.to(device), last=True, freeze=True)
         residuals.append(logit_gradients(out, y, loss))
+        embedding = embedding.detach()
+        if projection is not None and projection < embedding.shape[1]:
+            embedding = embedding @ _projection_matrix(embedding.shape[1], projection).to(embedding)
         ones = out.new_ones(len(out), 1)
-        inputs.append(torch.cat([ones, embedding.detach()], dim=1) if linear_layer else ones)
+        inputs.append(torch.cat([ones, embedding], dim=1) if linear_layer else ones)
         logits.append(out.detach())
         labels.append(y)
     gradients = LastLayerGradients(finite_or_zero(torch.cat(residuals)), finite_or_zero(torch.cat(inputs)))
     return gradients, torch.cat(logits), torch.cat(labels)
+
+
+@lru_cache(maxsize=4)
+def _projection_matrix(rows: int, columns: int) -> Tensor:
+    generator = torch.Generator().manual_seed(0)  # public, the same for everyone
+    return torch.randn(rows, columns, generator=generator) / columns**0.5
 
 
 def logit_gradients(logits: Tensor, labels: Tensor, loss: LossPerExample) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from cords_dp.errors import ConfigError
 from cords_dp.models import check_model
 from cords_dp.plan import PrivacyPlan, build_plan
 from cords_dp.registry import Strategy, get_strategy
+from cords_dp.selection.scores import get_score
 from cords_dp.training.optim import check_optimizer
 
 
@@ -69,9 +70,7 @@ def check_config(cfg: DotMap, *, own_data: bool = False) -> RunSetup:
         raise ConfigError("loss.type", loss, "private strategies train classifiers: CrossEntropyLoss")
     setup = RunSetup(
         strategy=strategy,
-        selection=selection_settings(cfg, selects=strategy.selects, whole=strategy.whole)
-        if strategy.private
-        else SelectionSettings(),
+        selection=_selection(cfg, strategy),
         privacy=privacy_settings(cfg) if strategy.private else None,
         epochs=epochs,
         batch_size=batch_size,
@@ -81,6 +80,15 @@ def check_config(cfg: DotMap, *, own_data: bool = False) -> RunSetup:
     if not own_data and strategy.private and (sizes := known_sizes(cfg)) is not None:
         setup.plan(*sizes)  # batch size, delta and selection rules depend on n
     return setup
+
+
+def _selection(cfg: DotMap, strategy: Strategy) -> SelectionSettings:
+    if not strategy.private:
+        return SelectionSettings()
+    settings = selection_settings(cfg, selects=strategy.selects, whole=strategy.whole)
+    if not strategy.selects:
+        return settings
+    return replace(settings, reads_validation=get_score(settings.score).uses_validation)
 
 
 def _device(name: Any) -> str:

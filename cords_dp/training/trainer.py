@@ -29,14 +29,14 @@ from cords_dp import toolkit
 from cords_dp.accounting import TRAINING_DATA, Ledger
 from cords_dp.dataloaders import sequential_batches
 from cords_dp.datasets import Splits, build_dataset
-from cords_dp.errors import BudgetExceededError
+from cords_dp.errors import AccountingError, BudgetExceededError, MechanismError
 from cords_dp.models import build_model, make_private_ready, with_features
 from cords_dp.plan import Cost, PrivacyPlan
 from cords_dp.registry import LoaderContext
 from cords_dp.seeding import Streams
 from cords_dp.training.averaging import WeightAverage
 from cords_dp.training.checkpoint import load_checkpoint, save_checkpoint
-from cords_dp.training.engine import PlainEngine, PrivateEngine, fastest_mode
+from cords_dp.training.engine import MODES, PlainEngine, PrivateEngine, fastest_mode
 from cords_dp.training.evaluation import LABELS, History, evaluate
 from cords_dp.training.optim import build_optimizer, build_scheduler
 from cords_dp.training.setup import check_config
@@ -120,7 +120,8 @@ class TrainClassifier(toolkit.TrainClassifier):
     def _train(self, data: Splits) -> None:
         checkpoint_path = self._checkpoint_path()
         self.ledger = self._open_ledger(checkpoint_path)
-        streams = Streams(self.setup.seed, attempt=self.ledger.attempts)
+        context = self.plan.fingerprint if self.plan else ""
+        streams = Streams(self.setup.seed, attempt=self.ledger.attempts, context=context)
         _seed_global_generators(streams)
         self._total_steps = self.plan.shape.steps if self.plan else 0
         model = self.model = self.create_model(data.num_classes)
@@ -152,7 +153,7 @@ class TrainClassifier(toolkit.TrainClassifier):
                     self._evaluate_epoch(epoch, data, self._released(model), criterion, subset_metrics)
                 if self.cfg.ckpt.get("is_save") and epoch % (self.cfg.ckpt.get("save_every") or 1) == 0:
                     self._save(checkpoint_path, epoch, model, optimizer, scheduler, loader)
-        self.model = self._released(model)
+        self.model, self._loader = self._released(model), loader
         self._log_results(loader)
 
     def _build_average(self, model: nn.Module) -> WeightAverage | None:
@@ -267,9 +268,8 @@ class TrainClassifier(toolkit.TrainClassifier):
             return PlainEngine(model, optimizer, criterion, batch_size=self.setup.batch_size)
         privacy = self.plan.privacy
         mode = privacy.grad_sample_mode
-        if mode == "auto":
-            mode = fastest_mode(model, *self._made_up_batch(data), criterion)
-            self.logger.info("Per-example gradients by Opacus, mode %s.", mode)
+        mode = fastest_mode(model, *self._made_up_batch(data), criterion, MODES if mode == "auto" else (mode,))
+        self.logger.info("Per-example gradients by Opacus, mode %s.", mode)
         return PrivateEngine(
             model,
             optimizer,
@@ -298,7 +298,7 @@ class TrainClassifier(toolkit.TrainClassifier):
         criterion: nn.Module,
         subset_metrics: dict[str, float],
     ) -> None:
-        row: dict[str, Any] = {"epoch": epoch, "time": self.train_seconds + self.selection_seconds}
+        row: dict[str, Any] = {"epoch": epoch, "time": self.shown_seconds(self.train_seconds + self.selection_seconds)}
         for prefix, dataset in (("trn", data.train), ("val", data.validation), ("tst", data.test)):
             if f"{prefix}_loss" in self._print_args or f"{prefix}_acc" in self._print_args:
                 row[f"{prefix}_loss"], row[f"{prefix}_acc"] = evaluate(
@@ -350,12 +350,15 @@ class TrainClassifier(toolkit.TrainClassifier):
         if self.plan is None:
             return Ledger()
         path = checkpoint_path.parent / "ledger.json"
-        allowance = self.plan.entries()
-        if path.is_file():
-            if self.cfg.ckpt.get("is_load"):
-                return Ledger.load(path, allowance)
-            _set_aside(path)  # another run's releases stay on record
-        return Ledger(allowance=allowance, path=path)
+        allowance, fingerprint = self.plan.entries(), self.plan.fingerprint
+        if self.cfg.ckpt.get("is_load") and path.is_file():
+            return Ledger.load(path, allowance, fingerprint)
+        if not self.cfg.ckpt.get("is_load"):
+            # Another run's releases stay on record, and its weights must not be continued under this ledger.
+            _set_aside(path, checkpoint_path)
+        ledger = Ledger(allowance=allowance, path=path, fingerprint=fingerprint)
+        ledger.save()
+        return ledger
 
     def _save(
         self, path: Path, epoch: int, model: nn.Module, optimizer: Optimizer, scheduler: Any, loader: Any
@@ -371,10 +374,15 @@ class TrainClassifier(toolkit.TrainClassifier):
             "scheduler": scheduler.state_dict() if scheduler is not None else None,
         }
         if self.plan is not None:
-            # Chosen without looking at the data, or released by a mechanism that was paid for.
+            state["ledger"] = self.ledger.id
+            # A secret pool is left out: it is recomputed from released values. Any other subset was chosen without
+            # looking at the data, or released by a mechanism that was paid for.
             if self._average is not None:
                 state["average"] = {"state_dict": self._average.model.state_dict(), "steps": self._average.steps}
-            state["subset"] = torch.as_tensor(np.asarray(loader.subset_indices))
+            if self.plan.secret_pool and loader.strategy.released:
+                state["selection"] = loader.strategy.state()
+            else:
+                state["subset"] = torch.as_tensor(np.asarray(loader.subset_indices))
         save_checkpoint(path, state)
         self.logger.info("Model checkpoint saved at epoch: %d", epoch)
 
@@ -386,6 +394,11 @@ class TrainClassifier(toolkit.TrainClassifier):
             self.logger.warning("No checkpoint to load: starting from the beginning.")
             return 0
         state = load_checkpoint(path, self.setup.device)
+        if self.plan is not None and state.get("ledger") != self.ledger.id:
+            raise AccountingError(
+                f"the checkpoint {path.name} was not written under the ledger beside it, so what its weights cost is "
+                "unknown; start afresh in another folder"
+            )
         model.load_state_dict(state["state_dict"])
         optimizer.load_state_dict(state["optimizer"])
         if scheduler is not None and state.get("scheduler"):
@@ -395,13 +408,25 @@ class TrainClassifier(toolkit.TrainClassifier):
             self.train_seconds = float(self.history.rows[-1]["time"])
         if hasattr(loader, "cur_epoch"):
             loader.cur_epoch = state["epoch"] + 1
-        if self.plan is not None and "subset" in state:
+        if "selection" in state:
+            loader.subset_indices = loader.strategy.members_from(state["selection"])
+        elif self.plan is not None and "subset" in state:
             loader.subset_indices = state["subset"].numpy()
         if self._average is not None and "average" in state:
             self._average.model.load_state_dict(state["average"]["state_dict"])
             self._average.steps = int(state["average"]["steps"])
         self.logger.info("Loading saved checkpoint model at epoch: %d", state["epoch"])
         return int(state["epoch"])
+
+    def shown_seconds(self, seconds: float) -> float:
+        """Seconds as they may be shown: whole ones where the pool is secret, since time follows its size."""
+        return float(round(seconds)) if self.plan is not None and self.plan.secret_pool else seconds
+
+    def published_subset(self) -> list[int]:
+        """Indices of the last subset. Only for subsets that were paid for or drawn without looking at the data."""
+        if self.plan is None or self.plan.secret_pool:
+            raise MechanismError("the pool is secret state of the training mechanism and cannot be published")
+        return [int(i) for i in self._loader.subset_indices]
 
     # -- privacy and logs -----------------------------------------------------------------------------
 
@@ -448,7 +473,7 @@ class TrainClassifier(toolkit.TrainClassifier):
         ):
             if column in self._print_args and self.history.column(column):
                 self.logger.info("%s: %s", name, " , ".join(str(v) for v in self.history.column(column)))
-        total = self.train_seconds + self.selection_seconds
+        total = self.shown_seconds(self.train_seconds + self.selection_seconds)
         self.logger.info("Total time taken by %s = %.4f ", kind, total)
         if self.plan is not None and not self.plan.noiseless:
             cost = self.spent()
@@ -490,11 +515,14 @@ def _own_logger(shared: logging.Logger) -> logging.Logger:
     return own
 
 
-def _set_aside(path: Path) -> None:
+def _set_aside(*paths: Path) -> None:
+    """Rename what an earlier run left, all with one number."""
     number = 1
-    while (target := path.with_name(f"ledger-{number}.json")).exists():
+    while any(path.with_name(f"{path.stem}-{number}{path.suffix}").exists() for path in paths):
         number += 1
-    path.rename(target)
+    for path in paths:
+        if path.exists():
+            path.rename(path.with_name(f"{path.stem}-{number}{path.suffix}"))
 
 
 def _seed_global_generators(streams: Streams) -> None:

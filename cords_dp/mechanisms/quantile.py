@@ -1,0 +1,80 @@
+"""Private quantiles: how many scores lie above each of many thresholds, in one Gaussian release.
+
+Adding noise to every cell of a histogram and summing cells makes the error of a tail count grow with the
+square root of the number of cells in it. Here the cumulative sum is factored as L·R with L = R the square root of
+the lower triangular matrix of ones: noise goes on R·x, and L turns the result into all tail counts at once. The
+error of every tail count is about (1 + ln(bins)/π) noise multipliers, whichever tail it is
+(Fichtenberger, Henzinger & Upadhyay 2023).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from scipy.linalg import toeplitz
+
+from cords_dp.mechanisms.gaussian import gaussian_release
+
+
+def score_cells(scores: np.ndarray, bins: int) -> np.ndarray:
+    """The cell of each score: equal cells on the public range [−1, 1]."""
+    return np.clip(((np.asarray(scores, dtype=np.float64) + 1) / 2 * bins).astype(np.int64), 0, bins - 1)
+
+
+def noisy_tail_counts(
+    scores: np.ndarray,
+    labels: np.ndarray,
+    *,
+    classes: int,
+    bins: int,
+    noise_multiplier: float,
+    rng: np.random.Generator,
+) -> np.ndarray:
+    """For each class, the noisy number of scores in cell b or above, b = 0 … bins−1.
+
+    Formal guarantees
+    -----------------
+    Unit: one record, zero-out. A record with a finite score lies in exactly one cell of the joint class × score
+    histogram x, any other record (a null one included) in none, so zeroing it changes one entry of x by 1 and R·x by
+    one column of R, whose L2 norm is at most that of the first. The release is one Gaussian event with the given
+    noise multiplier, for any number of classes and thresholds.
+    """
+    scores = np.asarray(scores, dtype=np.float64)
+    counted = np.isfinite(scores)
+    cells = score_cells(np.where(counted, scores, 0.0), bins)[counted]
+    histogram = np.zeros((classes, bins))
+    np.add.at(histogram, (np.asarray(labels)[counted], bins - 1 - cells), 1.0)  # highest scores first
+    root = _square_root(bins)
+    noisy = gaussian_release(
+        histogram @ root.T,
+        sensitivity=float(np.linalg.norm(root[:, 0])),
+        noise_multiplier=noise_multiplier,
+        rng=rng,
+    )
+    return (noisy @ root.T)[:, ::-1]
+
+
+def threshold_for(tail_counts: np.ndarray, target: float) -> float:
+    """The score above which about ``target`` records lie. Post-processing of `noisy_tail_counts` for one class.
+
+    Noisy counts need not fall monotonically; the running maximum from the top does. Inside a cell the scores are
+    taken as evenly spread. 1 if no record is wanted, −1 if all are.
+    """
+    bins = len(tail_counts)
+    edges = np.linspace(-1, 1, bins + 1)
+    counts = np.maximum.accumulate(np.concatenate([[0.0], tail_counts[::-1]]))  # from score 1 downwards
+    if target <= 0:
+        return float(np.nextafter(1.0, 2.0))
+    if counts[-1] <= target:
+        return -1.0
+    cell = int(np.searchsorted(counts, target))
+    share = (target - counts[cell - 1]) / (counts[cell] - counts[cell - 1])
+    return float(edges[bins - cell + 1] - share * (edges[1] - edges[0]))
+
+
+@lru_cache(maxsize=16)
+def _square_root(size: int) -> np.ndarray:
+    """R with R·R = the lower triangular matrix of ones: Toeplitz, first column binom(2i, i)/4^i."""
+    column = np.cumprod(np.concatenate([[1.0], 1 - 0.5 / np.arange(1, size)]))
+    return toeplitz(column, np.zeros(size))

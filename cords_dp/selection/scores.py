@@ -1,0 +1,86 @@
+"""Scores by name: how much a record is wanted, as a function of that record and released values alone.
+
+A score is written for **one** record and applied to many by `torch.vmap`, which runs it on each record apart: it
+cannot look at the others, and code that tries (sorting, means over the batch, branching on values) does not run.
+The result is made finite and brought into [−1, 1], the range that every mechanism's sensitivity rests on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cords_dp.errors import ConfigError
+from cords_dp.mechanisms import finite_or_zero
+from cords_dp.selection.last_layer import LastLayerGradients
+
+# (loss gradient at the logits, unit input of the last layer, released direction or zeros) → score
+RecordScore = Callable[[Tensor, Tensor, Tensor], Tensor]
+_CHUNK = 65_536
+
+
+@dataclass(frozen=True)
+class Score:
+    """A named score. ``uses_validation``: it needs the validation gradient, which is then released and charged."""
+
+    name: str
+    of_record: RecordScore
+    uses_validation: bool
+
+
+_SCORES: dict[str, Score] = {}
+
+
+def register_score(name: str, of_record: RecordScore, *, uses_validation: bool = False) -> Score:
+    """Make ``dss_args.score = name`` select by ``of_record(r, a, v)``.
+
+    ``r``: the gradient of the record's loss at the logits (softmax − one-hot for cross-entropy); ``a``: the input of
+    the last layer with a leading 1, scaled to norm 1; ``v``: the released validation gradient of norm 1, classes ×
+    len(a), or zeros where ``uses_validation`` is false. Return a number; it is clamped to [−1, 1].
+    """
+    _SCORES[name] = Score(name, of_record, uses_validation)
+    return _SCORES[name]
+
+
+def get_score(name: str) -> Score:
+    if name not in _SCORES:
+        raise ConfigError("dss_args.score", name, f"unknown score; known are {', '.join(sorted(_SCORES))}")
+    return _SCORES[name]
+
+
+def score_records(score: Score, gradients: LastLayerGradients, v: Tensor) -> Tensor:
+    """The scores of all records, in [−1, 1]; a record that is not finite scores 0."""
+    apply = torch.vmap(score.of_record, in_dims=(0, 0, None))
+    parts = [
+        apply(gradients.r[start : start + _CHUNK], gradients.a[start : start + _CHUNK], v)
+        for start in range(0, len(gradients), _CHUNK)
+    ]
+    return finite_or_zero(torch.cat(parts).reshape(-1, 1))[:, 0].clamp(-1.0, 1.0)
+
+
+def unit_gradient(r: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+    """The factors of a record's gradient at length below 1, as automatic clipping leaves it in DP-SGD."""
+    return r / (r.norm() + 0.01), a
+
+
+def _glister(r: Tensor, a: Tensor, v: Tensor) -> Tensor:
+    direction, a = unit_gradient(r, a)
+    return torch.dot(direction, v @ a)
+
+
+def _el2n(r: Tensor, a: Tensor, v: Tensor) -> Tensor:
+    """The error's length, softmax − one-hot, over its largest value √2 (Paul et al. 2021)."""
+    return r.norm() / 2**0.5
+
+
+def _gradient_norm(r: Tensor, a: Tensor, v: Tensor) -> Tensor:
+    """The squared length of the error: the norm of the last layer's gradient at unit input, squared and halved."""
+    return (r * r).sum() / 2
+
+
+register_score("glister", _glister, uses_validation=True)
+register_score("el2n", _el2n)
+register_score("grad_norm", _gradient_norm)

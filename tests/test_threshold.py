@@ -1,0 +1,422 @@
+"""Selection that costs almost nothing: quantiles, `threshold`, `top_k`, scores, and broken copies of them."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import DataLoader
+
+from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, Ledger, gaussian
+from cords_dp.config import PrivacySettings, SelectionSettings
+from cords_dp.datasets import ArrayDataset
+from cords_dp.errors import ConfigError, MechanismError
+from cords_dp.mechanisms import quantile
+from cords_dp.mechanisms.quantile import noisy_tail_counts, score_cells, threshold_for
+from cords_dp.plan import build_plan, gaussian_releases
+from cords_dp.selection import STRATEGIES
+from cords_dp.selection.last_layer import LastLayerGradients
+from cords_dp.selection.scores import get_score, register_score, score_records
+
+CE = nn.CrossEntropyLoss(reduction="none")
+
+
+# --- private quantiles -------------------------------------------------------------------------------------
+
+
+def tails(scores, labels=None, *, classes=1, bins=16, sigma=0.0, seed=0):
+    labels = np.zeros(len(scores), dtype=int) if labels is None else labels
+    rng = np.random.default_rng(seed)
+    return noisy_tail_counts(scores, labels, classes=classes, bins=bins, noise_multiplier=sigma, rng=rng)
+
+
+def test_without_noise_tail_counts_are_exact():
+    rng = np.random.default_rng(0)
+    scores, labels = rng.uniform(-1, 1, 500), rng.integers(0, 3, 500)
+    got = tails(scores, labels, classes=3)
+    cells = score_cells(scores, 16)
+    expected = [[np.sum((labels == c) & (cells >= b)) for b in range(16)] for c in range(3)]
+    np.testing.assert_allclose(got, expected, atol=1e-9)
+
+
+def noise_free_input(monkeypatch, scores, labels=None, classes=1):
+    """What the Gaussian mechanism is given, and the sensitivity it is told."""
+    seen = {}
+    monkeypatch.setattr(quantile, "gaussian_release", lambda total, **kw: seen.update(total=total, **kw) or total)
+    tails(np.asarray(scores), labels, classes=classes)
+    return seen
+
+
+@pytest.mark.parametrize("score", [-1.0, -0.3, 0.99, 1.0])
+def test_one_record_moves_the_release_by_at_most_the_stated_sensitivity(monkeypatch, score):
+    """With the record, and with a null record (NaN: no cell at all) in its place."""
+    others, labels = [0.2, -0.7], np.array([0, 1, 1])
+    here = noise_free_input(monkeypatch, [*others, score], labels, 2)
+    there = noise_free_input(monkeypatch, [*others, np.nan], labels, 2)
+    moved = np.linalg.norm(here["total"] - there["total"])
+    assert 0 < moved <= here["sensitivity"] + 1e-12
+    if score == 1.0:
+        assert moved == pytest.approx(here["sensitivity"])  # the highest cell is the first column
+
+
+def test_mutant_null_record_with_a_cell_is_caught(monkeypatch):
+    """A null record that were counted in some cell would cancel or double the record's own trace."""
+    with_null = noise_free_input(monkeypatch, [0.2, np.nan])["total"]
+    without = noise_free_input(monkeypatch, [0.2])["total"]
+    np.testing.assert_array_equal(with_null, without)
+
+
+def test_noise_of_every_tail_count_is_small_and_as_computed():
+    """std of each tail count is σ·‖row of L‖·‖first column of R‖ ≤ σ·(1 + ln(bins)/π) or so."""
+    sigma, bins = 10.0, 128
+    draws = np.array([tails(np.array([]), bins=bins, sigma=sigma, seed=s)[0] for s in range(1500)])
+    root = quantile._square_root(bins)
+    expected = sigma * np.linalg.norm(root[:, 0]) * np.linalg.norm(root, axis=1)[::-1]
+    np.testing.assert_allclose(draws.std(axis=0), expected, rtol=0.12)
+    assert expected.max() < sigma * (1.3 + np.log(bins) / np.pi)
+    # a plain noisy histogram would err by σ·√bins = 113 at the far end
+    assert expected.max() < 3 * sigma
+
+
+def test_the_square_root_is_one():
+    root = quantile._square_root(50)
+    np.testing.assert_allclose(root @ root, np.tril(np.ones((50, 50))), atol=1e-12)
+
+
+@settings(max_examples=50)
+@given(seed=st.integers(0, 1000), share=st.floats(0.01, 0.99))
+def test_thresholds_without_noise_hit_the_target_within_a_cell(seed, share):
+    rng = np.random.default_rng(seed)
+    scores = np.clip(rng.normal(0.1, 0.3, 4000), -1, 1)
+    tau = threshold_for(tails(scores, bins=128)[0], 4000 * share)
+    cell = np.bincount(score_cells(scores, 128)).max()
+    assert abs(np.sum(scores >= tau) - 4000 * share) <= cell
+
+
+def test_the_pool_is_within_ten_percent_of_k_at_the_default_noise():
+    """n = 30,000, k/3 = 700 of a peaked distribution, σ = 25: mean within 10 %, and not one draw far off."""
+    scores = np.clip(np.random.default_rng(0).normal(0.0, 0.25, 30_000), -1, 1)
+    sizes = [np.sum(scores >= threshold_for(tails(scores, bins=128, sigma=25.0, seed=s)[0], 700)) for s in range(60)]
+    assert abs(np.mean(sizes) - 700) < 70
+    assert np.std(sizes) < 100
+
+
+@pytest.mark.parametrize(("target", "expected"), [(0, 1.0000001), (-5, 1.0000001), (10**9, -1.0)])
+def test_thresholds_at_the_ends(target, expected):
+    assert threshold_for(tails(np.zeros(10))[0], target) == pytest.approx(expected, abs=1e-6)
+
+
+# --- a strategy on small data ----------------------------------------------------------------------------------
+
+
+class Net(nn.Module):
+    def __init__(self, dim=6, classes=3):
+        super().__init__()
+        self.body, self.head = nn.Linear(dim, 5), nn.Linear(5, classes)
+
+    def forward(self, x, last=False, freeze=False):
+        embedding = torch.tanh(self.body(x))
+        out = self.head(embedding)
+        return (out, embedding) if last else out
+
+    def get_embedding_dim(self):
+        return 5
+
+
+def data_of(n, seed, classes=3, dim=6):
+    rng = np.random.default_rng(seed)
+    return ArrayDataset(rng.normal(size=(n, dim)).astype(np.float32), rng.integers(0, classes, n))
+
+
+def plan_for(
+    mechanism="threshold", *, n=200, k=60, validation="private", epsilon=3.0, reads_validation=True, **selection
+):
+    return build_plan(
+        "GLISTERDP",
+        PrivacySettings(epsilon=epsilon, delta=1e-5, validation=validation, accountant="rdp"),
+        SelectionSettings(
+            fraction=k / n + 1e-9, select_every=1, mechanism=mechanism, reads_validation=reads_validation, **selection
+        ),
+        epochs=2, batch_size=10, n=n, n_validation=50, whole=False, selects=True,
+    )  # fmt: skip
+
+
+def strategy_for(plan, seed=0, train=None, selection_type="Supervised"):
+    torch.manual_seed(seed)
+    strategy = STRATEGIES[plan.selection.mechanism](
+        DataLoader(train or data_of(plan.shape.n, seed), batch_size=8), DataLoader(data_of(50, seed + 1), batch_size=8),
+        Net(), CE, 0.1, "cpu", 3, True, selection_type, "Frozen", logging.getLogger("test"), r=1,
+        plan=plan, ledger=Ledger(allowance=plan.entries()),
+        rng=np.random.default_rng(seed), validation_rng=np.random.default_rng(seed + 1),
+    )  # fmt: skip
+    strategy.weights = {k: v.clone() for k, v in strategy.model.state_dict().items()}
+    return strategy
+
+
+@settings(max_examples=40)
+@given(seed=st.integers(0, 10_000), record=st.integers(0, 39),
+       selection_type=st.sampled_from(["Supervised", "PerClass"]), rounds=st.integers(1, 4), score=st.sampled_from(["glister", "el2n", "grad_norm"]))  # fmt: skip
+def test_replay_with_released_values_frozen_changes_one_record_only(seed, record, selection_type, rounds, score):
+    """Change one record: with (θ, v, τ) as released, every other record's membership is bit-identical."""
+    plan = plan_for(n=40, k=20, greedy_rounds=rounds, score=score, reads_validation=score == "glister")
+    one = data_of(40, seed)
+    changed = data_of(40, seed)
+    changed.x[record] = 100 * torch.randn(6, generator=torch.Generator().manual_seed(seed))
+    changed.all_targets[record] = (changed.all_targets[record] + 1) % 3
+    first = strategy_for(plan, seed, one, selection_type)
+    first.select(20, first.weights)
+    second = strategy_for(plan, seed, changed, selection_type)
+    second._score_model(first.weights)
+    coins = np.zeros(40, dtype=bool)
+    here, there = first.membership(first.released, coins), second.membership(first.released, coins)
+    others = np.arange(40) != record
+    assert np.array_equal(here[others], there[others])
+    v = first.released[0][0]
+    assert np.array_equal(first._scores(v)[others], second._scores(v)[others])
+
+
+@settings(max_examples=25)
+@given(seed=st.integers(0, 10_000), record=st.integers(0, 39))
+def test_top_k_scores_change_in_one_coordinate_by_at_most_one(seed, record):
+    plan = plan_for("top_k", n=40, k=20)
+    nulled = strategy_for(plan, seed)
+    full = strategy_for(plan, seed)
+    for strategy in (full, nulled):
+        strategy._score_model(full.weights)
+    nulled._gradients.r[record] = 0.0  # the null record: no gradient, score 0
+    v = full._direction(torch.zeros(3, full._gradients.a.shape[1]))
+    moved = np.abs(full._scores(v) - nulled._scores(v))
+    assert np.count_nonzero(moved) <= 1
+    assert moved.max() <= 1.0
+
+
+def test_mutants_exact_quantile_and_ranking_are_caught_by_the_replay():
+    """A threshold from the exact scores, or top-k ranks, moves when one record does, and others change sides."""
+    plan = plan_for(n=40, k=20)
+    one, changed = strategy_for(plan, 3), strategy_for(plan, 3)
+    for strategy in (one, changed):
+        strategy._score_model(one.weights)
+    v = one._direction(torch.zeros(3, one._gradients.a.shape[1]))
+    here, there = one._scores(v), changed._scores(v)
+    there[np.argmin(there)] = 1.0  # one record becomes the best
+    others = np.arange(40) != int(np.argmin(here))
+    exact = [s >= np.sort(s)[-20] for s in (here, there)]
+    ranked = [np.isin(np.arange(40), np.argsort(-s)[:20]) for s in (here, there)]
+    assert not np.array_equal(exact[0][others], exact[1][others])
+    assert not np.array_equal(ranked[0][others], ranked[1][others])
+
+
+@pytest.mark.parametrize("exploration", [0.0, 0.4])
+@pytest.mark.parametrize("rounds", [1, 3])
+@pytest.mark.parametrize("mechanism", ["threshold", "top_k"])
+def test_every_release_is_charged_once_and_before_it_is_drawn(monkeypatch, exploration, rounds, mechanism):
+    """Mutants 'histogram uncharged', 'v by exact sums' and 'V uncharged' end here: releases = charges, all noisy."""
+    plan = plan_for(mechanism, exploration=exploration, greedy_rounds=rounds)
+    strategy = strategy_for(plan)
+    releases = {"D": [], "V": []}
+
+    def spy(total, *, sensitivity, noise_multiplier, rng):
+        side = "V" if rng is strategy._validation_rng else "D"
+        assert strategy.ledger.events(side)  # charged before
+        releases[side].append(noise_multiplier)
+        return total + rng.normal(size=total.shape) * noise_multiplier * sensitivity
+
+    for module in ("mechanisms.quantile", "selection.threshold", "selection.top_k", "selection.glister"):
+        monkeypatch.setattr(f"cords_dp.{module}.gaussian_release", spy)
+    strategy.select(60, strategy.weights)
+    (on_d,), (on_v,) = strategy.ledger.events(TRAINING_DATA), strategy.ledger.events(VALIDATION_DATA)
+    assert on_d == gaussian(plan.sigma_selection, len(releases["D"]))
+    assert on_v == gaussian(plan.sigma_validation, len(releases["V"]))
+    assert set(releases["D"]) == {plan.sigma_selection}
+    assert set(releases["V"]) == {plan.sigma_validation}
+
+
+@pytest.mark.parametrize(("exploration", "rounds", "count"), [(0.0, 1, 1), (0.5, 1, 2), (0.0, 3, 5), (0.5, 3, 6)])
+def test_number_of_releases(exploration, rounds, count):
+    assert gaussian_releases(SelectionSettings(exploration=exploration, greedy_rounds=rounds)) == count
+
+
+def test_sums_of_unit_gradients_have_sensitivity_one():
+    strategy = strategy_for(plan_for())
+    strategy._score_model(strategy.weights)
+    strategy._gradients.r *= 1e6
+    for record in range(20):
+        member = np.zeros(200, dtype=bool)
+        member[record] = True
+        r, a = strategy._gradients.r[record], strategy._gradients.a[record]
+        assert float((r / (r.norm() + 0.01)).norm() * a.norm()) <= 1 + 1e-6
+
+
+def test_top_k_is_exactly_k_and_its_price_does_not_depend_on_k():
+    small, large = plan_for("top_k", k=20), plan_for("top_k", k=120)
+    assert small.sigma_selection == large.sigma_selection
+    strategy = strategy_for(large)
+    indices, weights = strategy.select(120, strategy.weights)
+    assert len(set(indices)) == 120 == len(weights)
+
+
+def test_without_noise_top_k_ranks_exactly():
+    plan = plan_for("top_k", epsilon=float("inf"))
+    strategy = strategy_for(plan)
+    indices, _ = strategy.select(60, strategy.weights)
+    v = strategy._direction(torch.zeros(3, strategy._gradients.a.shape[1]))
+    assert set(indices) == set(np.argsort(-strategy._scores(v), kind="stable")[:60])
+
+
+def test_noise_free_threshold_pool_is_near_k():
+    plan = plan_for(epsilon=float("inf"), n=2000, k=600, exploration=0.0)
+    strategy = strategy_for(plan)
+    assert len(strategy.select(600, strategy.weights)[0]) == pytest.approx(600, rel=0.15)
+
+
+def test_selection_is_nearly_free():
+    """The training noise rises by less than 5 % against RandomDP, at k = 0.1 of MNIST's size."""
+
+    def plan(strategy):
+        return build_plan(
+            strategy, PrivacySettings(3.0, delta=1e-5, accountant="rdp"),
+            SelectionSettings(fraction=0.1, select_every=5), epochs=20, batch_size=1024, n=54_000, n_validation=6_000, whole=False, selects=strategy == "GLISTERDP",
+        )  # fmt: skip
+
+    assert plan("RandomDP").sigma < plan("GLISTERDP").sigma < 1.05 * plan("RandomDP").sigma
+
+
+# --- whole runs -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mechanism", ["threshold", "top_k"])
+@pytest.mark.parametrize("score", ["glister", "el2n", "grad_norm"])
+def test_runs_with_every_score(train, mechanism, score):
+    trainer = train("GLISTERDP", dss_args={"mechanism": mechanism, "score": score})
+    cost = trainer.spent()
+    assert cost.epsilon <= 3.0
+    assert (cost.validation_data is None) == (score != "glister")
+
+
+def test_exponential_takes_other_scores_too(train):
+    trainer = train("GLISTERDP", dss_args={"mechanism": "exponential", "score": "el2n"})
+    assert trainer.spent().validation_data is None
+    assert trainer.spent().epsilon <= 3.0
+
+
+@pytest.mark.parametrize("size", [0, 5])
+def test_steps_rate_and_normaliser_do_not_depend_on_the_pool_s_size(make_config, monkeypatch, size):
+    """A pool forced to 0 or 5 members: the same steps, charges, loader length and normaliser as planned."""
+    from cords_dp.selection.threshold import ThresholdStrategy
+    from cords_dp.training import TrainClassifier
+
+    monkeypatch.setattr(ThresholdStrategy, "membership", lambda self, released, coins: np.arange(len(coins)) < size)
+    trainer = TrainClassifier(make_config("GLISTERDP"))
+    trainer.train()
+    charged = [e for e in trainer.ledger.entries if e.phase == "training"]
+    assert sum(e.event.count for e in charged) == trainer.plan.shape.steps
+    assert {e.event.rate for e in charged} == {128 / trainer.plan.shape.k}
+    assert [len(trainer._loader)] == [trainer.plan.shape.epochs[-1].steps]
+    assert len(trainer._loader.subset_indices) == size
+
+
+def test_a_checkpoint_holds_released_values_and_no_members(train, tmp_path):
+    from cords_dp.training.checkpoint import load_checkpoint
+
+    trainer = train("GLISTERDP", ckpt={"is_save": True, "save_every": 4}, train_args={"num_epochs": 4})
+    (path,) = tmp_path.rglob("model.pt")
+    state = load_checkpoint(path, "cpu")
+    assert "subset" not in state
+    assert set(state["selection"]) == {"weights", "directions", "thresholds"}
+    assert all(t.numel() == 1 for t in state["selection"]["thresholds"])
+    with pytest.raises(MechanismError, match="secret"):
+        trainer.published_subset()
+
+
+def test_the_pool_is_recomputed_when_a_run_resumes(make_config):
+    from cords_dp.training import TrainClassifier
+
+    changes = {"dss_args": {"exploration": 0.0}, "ckpt": {"is_save": True, "save_every": 1}}
+    first = TrainClassifier(make_config("GLISTERDP", **changes))
+    pools = {}
+    original = TrainClassifier._save
+
+    def stop(self, path, epoch, *rest):
+        original(self, path, epoch, *rest)
+        pools["first"] = np.sort(rest[-1].subset_indices)
+        if epoch == 3:
+            raise KeyboardInterrupt
+
+    first._save = stop.__get__(first)
+    with pytest.raises(KeyboardInterrupt):
+        first.train()
+    changes["ckpt"]["is_load"] = True
+    second = TrainClassifier(make_config("GLISTERDP", **changes))
+    second.train()
+    assert np.array_equal(np.sort(second._loader.subset_indices), pools["first"])
+    assert second.spent().epsilon <= 3.0
+
+
+def test_seconds_are_coarse_where_the_pool_is_secret(train):
+    trainer = train("GLISTERDP")
+    assert all(float(t).is_integer() for t in trainer.history.column("time"))
+
+
+@pytest.mark.parametrize(("mechanism", "allowed"), [("top_k", True), ("exponential", True), ("threshold", False)])
+def test_a_subset_is_published_only_on_request_and_where_it_was_paid_for(make_config, tmp_path, mechanism, allowed):
+    import json
+
+    from cords_dp.experiments.run import run_experiment
+
+    quiet = make_config("GLISTERDP", dss_args={"mechanism": mechanism})
+    run_experiment(quiet, tmp_path / "quiet", progress=False)
+    assert not (tmp_path / "quiet" / "subset.json").exists()
+    asked = make_config("GLISTERDP", dss_args={"mechanism": mechanism, "publish_subset": True})
+    if not allowed:
+        with pytest.raises(ConfigError, match="secret state"):
+            run_experiment(asked, tmp_path / "asked", progress=False)
+        return
+    run_experiment(asked, tmp_path / "asked", progress=False)
+    assert len(json.loads((tmp_path / "asked" / "subset.json").read_text())) == int(1294 * 0.3)
+
+
+# --- scores -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_score_sees_one_record_and_code_that_looks_at_others_fails():
+    gradients = LastLayerGradients(torch.randn(5, 3), torch.randn(5, 2))
+
+    def of_record(r, a, v):
+        assert r.dim() == 1
+        return r.sum()
+
+    score_records(register_score("test-sum", of_record), gradients, torch.zeros(3, 2))
+    # comparing with the best of the batch is not possible: there is no batch
+    peeking = register_score("test-peek", lambda r, a, v: (r[0] == r[:, 0].max()).float())
+    with pytest.raises((IndexError, RuntimeError)):
+        score_records(peeking, gradients, torch.zeros(3, 2))
+    # branching on a value cannot be done for all records at once
+    branching = register_score("test-branch", lambda r, a, v: r[0] if r[0] > 0 else r[1])
+    with pytest.raises(RuntimeError):
+        score_records(branching, gradients, torch.zeros(3, 2))
+
+
+def test_scores_are_finite_and_bounded_whatever_the_function_returns():
+    wild = register_score("test-wild", lambda r, a, v: r[0] / 0.0)
+    gradients = LastLayerGradients(torch.tensor([[1.0], [-1.0], [0.0]]), torch.ones(3, 1))
+    assert score_records(wild, gradients, torch.zeros(1, 1)).tolist() == [0.0, 0.0, 0.0]
+    large = register_score("test-large", lambda r, a, v: 100 * r[0])
+    assert score_records(large, gradients, torch.zeros(1, 1)).tolist() == [1.0, -1.0, 0.0]
+
+
+def test_el2n_is_the_length_of_the_error():
+    r = torch.tensor([[0.3, -0.5, 0.2]])
+    got = score_records(get_score("el2n"), LastLayerGradients(r, torch.ones(1, 1)), torch.zeros(3, 1))
+    assert float(got) == pytest.approx(float(r.norm()) / 2**0.5)
+
+
+def test_an_unknown_score_is_named(make_config):
+    from cords_dp.training import check_config
+
+    with pytest.raises(ConfigError, match="known are"):
+        check_config(make_config("GLISTERDP", dss_args={"score": "magic"}))
