@@ -159,8 +159,13 @@ def strategy_for(plan, seed=0, train=None, selection_type="Supervised"):
 
 
 @settings(max_examples=40)
-@given(seed=st.integers(0, 10_000), record=st.integers(0, 39),
-       selection_type=st.sampled_from(["Supervised", "PerClass"]), rounds=st.integers(1, 4), score=st.sampled_from(["glister", "el2n", "grad_norm"]))  # fmt: skip
+@given(
+    seed=st.integers(0, 10_000),
+    record=st.integers(0, 39),
+    selection_type=st.sampled_from(["Supervised", "PerClass"]),
+    rounds=st.integers(1, 4),
+    score=st.sampled_from(["glister", "el2n", "grad_norm"]),
+)
 def test_replay_with_released_values_frozen_changes_one_record_only(seed, record, selection_type, rounds, score):
     """Change one record: with (θ, v, τ) as released, every other record's membership is bit-identical."""
     plan = plan_for(n=40, k=20, greedy_rounds=rounds, score=score, reads_validation=score == "glister")
@@ -279,9 +284,16 @@ def test_selection_is_nearly_free():
 
     def plan(strategy):
         return build_plan(
-            strategy, PrivacySettings(3.0, delta=1e-5, accountant="rdp"),
-            SelectionSettings(fraction=0.1, select_every=5), epochs=20, batch_size=1024, n=54_000, n_validation=6_000, whole=False, selects=strategy == "GLISTERDP",
-        )  # fmt: skip
+            strategy,
+            PrivacySettings(3.0, delta=1e-5, accountant="rdp"),
+            SelectionSettings(fraction=0.1, select_every=5),
+            epochs=20,
+            batch_size=1024,
+            n=54_000,
+            n_validation=6_000,
+            whole=False,
+            selects=strategy == "GLISTERDP",
+        )
 
     assert plan("RandomDP").sigma < plan("GLISTERDP").sigma < 1.05 * plan("RandomDP").sigma
 
