@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from cords_dp.plan import PrivacyPlan
     from cords_dp.presets import config_for
     from cords_dp.registry import register_strategy
+    from cords_dp.selection import register_score
     from cords_dp.training import TrainClassifier
 
 __version__ = "0.1.0"
@@ -26,6 +27,7 @@ __all__ = [
     "config_for",
     "load_config",
     "register_model",
+    "register_score",
     "register_strategy",
     "run_experiment",
 ]
@@ -37,6 +39,7 @@ _HOMES = {
     "config_for": "cords_dp.presets",
     "load_config": "cords_dp.config",
     "register_model": "cords_dp.models",
+    "register_score": "cords_dp.selection",
     "register_strategy": "cords_dp.registry",
     "run_experiment": "cords_dp.experiments.run",
 }
