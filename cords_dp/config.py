@@ -117,7 +117,8 @@ class SelectionSettings:
     For ``threshold`` (and, of these, projection for ``top_k``); defaults chosen on MNIST with five classes cut to 10 %:
     greedy_rounds: how often a selection moves the validation gradient along the records chosen so far.
     greedy_step: how far, in logits, the whole pool would move it.
-    exploration: the share of the pool drawn by coins, without looking: selection then cannot hurt much.
+    exploration: the share of the pool drawn by coins, without looking: selection then cannot hurt much. Raised to 0.9
+        where the data are so few that the releases would be mostly noise; 0 switches coins off.
     projection: dimensions that the last layer's input is projected to; noise grows with them.
     bins: cells of the score histogram on [−1, 1].
     publish_subset: write the last subset to ``subset.json``; only where it was paid for or drawn blindly.

@@ -205,7 +205,7 @@ def law_of(plan, seed, k, record=None, sensitivity=None):
 
 
 @pytest.mark.parametrize("greedy", ["Frozen", "RGreedy", "Naive"])
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_exact_privacy_ratio_of_the_strategy_over_zero_out_pairs(greedy, seed):
     """All records of a tiny dataset zeroed in turn: |log ratio| ≤ k·ε₀ (k·ε₀/2 when v is frozen)."""
     n, k = 4, 3

@@ -241,6 +241,16 @@ def test_every_release_is_charged_once_and_before_it_is_drawn(monkeypatch, explo
     assert set(releases["V"]) == {plan.sigma_validation}
 
 
+@pytest.mark.parametrize(("n", "k", "share"), [(200, 60, 0.9), (20_000, 6_000, 0.3)])
+def test_coins_draw_most_of_the_pool_where_scores_would_be_noise(n, k, share):
+    strategy = strategy_for(plan_for(n=n, k=k))
+    strategy._score_model(strategy.weights)
+    assert strategy._exploration == share
+    switched_off = strategy_for(plan_for(n=n, k=k, exploration=0.0))
+    switched_off._score_model(switched_off.weights)
+    assert switched_off._exploration == 0.0
+
+
 @pytest.mark.parametrize(("exploration", "rounds", "count"), [(0.0, 1, 1), (0.5, 1, 2), (0.0, 3, 5), (0.5, 3, 6)])
 def test_number_of_releases(exploration, rounds, count):
     assert gaussian_releases(SelectionSettings(exploration=exploration, greedy_rounds=rounds)) == count

@@ -82,9 +82,11 @@ class FullDPDataLoader(PoissonEpochs):
 class _CordsLoader(PoissonEpochs):
     """Holds CORDS' loaders back from sampling with numpy's global generator and from building torch loaders."""
 
-    def _init_subset_indices(self) -> np.ndarray:
+    def _init_subset_loader(self) -> None:
         """CORDS starts every strategy with a uniform subset: no data touched, no cost."""
-        return self._selection_rng.choice(self.len_full, size=self.budget, replace=False)  # type: ignore[attr-defined]
+        size, total = self.budget, self.len_full  # type: ignore[attr-defined]
+        self.subset_indices = self._selection_rng.choice(total, size=size, replace=False)  # type: ignore[attr-defined]
+        self.subset_weights = torch.ones(size)
 
     def _refresh_subset_loader(self) -> None:
         """Nothing to rebuild: batches are drawn from ``subset_indices`` directly."""

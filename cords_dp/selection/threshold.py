@@ -25,6 +25,7 @@ dimension.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ from cords_dp.selection.glister import GLISTERDPStrategy, _to_norm
 from cords_dp.selection.last_layer import LastLayerGradients, logit_gradients
 from cords_dp.selection.scores import get_score, score_records
 
+_BLIND_SHARE = 0.9
 Released = list[tuple[Tensor, np.ndarray]]
 
 
@@ -69,7 +71,7 @@ class ThresholdStrategy(GLISTERDPStrategy):
 
     def _release(self, coins: np.ndarray) -> Released:
         selection = self.plan.selection
-        target = self.plan.shape.k * (1 - selection.exploration) / selection.greedy_rounds
+        target = self.plan.shape.k * (1 - self._exploration) / selection.greedy_rounds
         released: Released = []
         taken, new = coins.copy(), coins
         moved = self._gradients.r.new_zeros(self._gradients.r.shape[1], self._gradients.a.shape[1])
@@ -141,9 +143,21 @@ class ThresholdStrategy(GLISTERDPStrategy):
     def _scores(self, v: Tensor) -> np.ndarray:
         return score_records(self.score, self._gradients, v).double().cpu().numpy()
 
+    @property
+    def _exploration(self) -> float:
+        """The share of the pool that coins draw: the configured one, or most of it where scores would be noise.
+
+        A sum of k/G unit gradients has norm k/G at most, its noise about σ·√dimension. Where the noise is the longer,
+        the data are too few for informed selection at this budget. A rule on public values.
+        """
+        share = self.plan.selection.exploration
+        noise = (self.plan.sigma_selection or 0.0) * math.sqrt(self._gradients.r.shape[1] * self._gradients.a.shape[1])
+        too_few = noise > self.plan.shape.k / self.plan.selection.greedy_rounds
+        return max(share, _BLIND_SHARE) if share and too_few else share
+
     def _coins(self) -> np.ndarray:
         """The share of the pool that is drawn without looking at the records."""
-        rate = self.plan.selection.exploration * self.plan.shape.k / self.plan.shape.n
+        rate = self._exploration * self.plan.shape.k / self.plan.shape.n
         return np.asarray(self._rng.random(self.N_trn) < rate)
 
     # -- resuming ---------------------------------------------------------------------------------------
