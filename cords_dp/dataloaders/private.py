@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from cords_dp.accounting import Ledger
 from cords_dp.dataloaders.poisson import Batch, poisson_batches
+from cords_dp.errors import MechanismError
 from cords_dp.plan import EpochPlan, PrivacyPlan
 from cords_dp.seeding import Streams
 from cords_dp.selection import STRATEGIES
@@ -66,7 +67,7 @@ class PoissonEpochs:
         return self.epoch_plan.steps
 
     def resample(self) -> None:
-        raise NotImplementedError
+        raise MechanismError(f"{type(self).__name__} does not select, but the plan has a selection")
 
 
 class FullDPDataLoader(PoissonEpochs):
