@@ -6,10 +6,15 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dotmap import DotMap
 
-from cords_dp.errors import CordsDPError
+from cords_dp.errors import ConfigError, CordsDPError
+
+if TYPE_CHECKING:
+    from cords_dp.experiments.jobs import Job
+    from cords_dp.experiments.sweep import Backend
 
 
 def run_main(argv: Sequence[str] | None = None) -> int:
@@ -45,15 +50,44 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     gains.set_defaults(handler=_gains)
 
-    study = commands.add_parser("study", help="selection against RandomDP and FullDP, mean ± std over seeds")
-    study.add_argument("name", help="mnist-cut, mnist, cifar10-cut, cifar10, synthetic or digits")
-    study.add_argument("--seeds", type=int, default=3, help="runs of each cell (default 3)")
-    study.add_argument("--epsilon", type=float, default=3.0, help="privacy budget (default 3)")
-    study.add_argument("--out", type=Path, help="output folder (default: runs/study-NAME)")
-    study.add_argument(
-        "--set", action="append", default=[], metavar="a.b=c", dest="overrides", help="change a value for all methods"
+    sweep = commands.add_parser("sweep", help="train a grid of configs, in parallel; resumes where it stopped")
+    _add_config_arguments(sweep)
+    sweep.add_argument(
+        "--grid",
+        action="append",
+        default=[],
+        metavar="a.b=1,2",
+        help="values of one key; may be given many times, every combination is run",
     )
-    study.set_defaults(handler=_study)
+    sweep.add_argument("--seeds", type=_positive, default=1, help="runs of each combination (default 1)")
+    sweep.add_argument("--out", type=Path, help="output folder (default: runs/sweep-NAME of the config)")
+    _add_backend_arguments(sweep)
+    sweep.set_defaults(handler=_sweep)
+
+    reproduce = commands.add_parser("reproduce", help="repeat an experiment of the paper, or all of them")
+    reproduce.add_argument(
+        "name", metavar="NAME", help="main, imbalance, synthetic, timing, allocation, gains, cut, all"
+    )
+    reproduce.add_argument(
+        "--preset",
+        default="quick",
+        metavar="PRESET",
+        help="quick (minutes on two cores, the default), cpu (real data, hours) or full (the paper's scale, a GPU)",
+    )
+    reproduce.add_argument("--dataset", action="append", default=[], help="only this dataset; may be repeated")
+    reproduce.add_argument("--method", action="append", default=[], help="only this method; may be repeated")
+    reproduce.add_argument("--seeds", type=_positive, help="runs of each cell (default: the preset's)")
+    reproduce.add_argument(
+        "--set", action="append", default=[], metavar="a.b=c", dest="overrides", help="change a value in every config"
+    )
+    reproduce.add_argument("--out", type=Path, help="output folder (default: runs/reproduce-PRESET)")
+    _add_backend_arguments(reproduce)
+    reproduce.set_defaults(handler=_reproduce)
+
+    report = commands.add_parser("report", help="one HTML page about the results in a folder")
+    report.add_argument("folder", type=Path, metavar="DIR", help="output folder of a run, a sweep or a reproduction")
+    report.add_argument("--out", type=Path, help="the page (default: DIR/report.html)")
+    report.set_defaults(handler=_report)
 
     demo = commands.add_parser("demo", help="the private strategies on embedded data, in two minutes")
     demo.add_argument("--out", type=Path, default=Path("runs/demo"), help="output folder")
@@ -74,6 +108,22 @@ def _add_config_arguments(parser: argparse.ArgumentParser) -> None:
         dest="overrides",
         help="change one value of the config; may be given many times",
     )
+
+
+def _add_backend_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--workers", type=_positive, help="worker processes (default: one for each core)")
+    parser.add_argument(
+        "--ray", nargs="?", const="local", metavar="ADDRESS", help="run on Ray: a new local cluster, or the one given"
+    )
+    parser.add_argument("--cpus-per-run", type=float, default=1, help="cores that Ray gives a run (default 1)")
+    parser.add_argument("--gpus-per-run", type=float, default=0, help="GPUs that Ray gives a run (default 0)")
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return value
 
 
 def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -132,22 +182,78 @@ def _gains(args: argparse.Namespace) -> int:
     return 0
 
 
-def _study(args: argparse.Namespace) -> int:
-    from cords_dp.config import apply_override
-    from cords_dp.errors import ConfigError
-    from cords_dp.experiments.study import STUDIES, run_study, study_table
+def _sweep(args: argparse.Namespace) -> int:
+    from cords_dp.experiments.jobs import grid_jobs, parse_axis
+    from cords_dp.experiments.sweep import run_jobs
+    from cords_dp.report.tables import mean_table
 
-    if args.name not in STUDIES:
-        raise ConfigError("study", args.name, f"unknown; known are {', '.join(STUDIES)}")
-    changes = DotMap()
-    for override in args.overrides:
-        apply_override(changes, override)
-    out = args.out or Path("runs") / f"study-{args.name}"
-    frame = run_study(args.name, out, seeds=args.seeds, epsilon=args.epsilon, overrides=changes.toDict())
-    print(
-        f"\n{args.name}, epsilon = {args.epsilon:g}, {args.seeds} seeds\n\n{study_table(frame)}\n\n{out / 'runs.csv'}"
-    )
+    jobs = grid_jobs(_load(args), args.grid, args.seeds)
+    _check_all(jobs)
+    out = args.out or Path("runs") / f"sweep-{Path(args.config).stem}"
+    result = run_jobs(jobs, out, _backend(args), title=Path(args.config).stem)
+    if len(result.frame):
+        print("\n" + mean_table(result.frame, [parse_axis(axis)[0] for axis in args.grid]).to_string(index=False))
+    print(f"\n{len(result.frame)} of {len(jobs)} runs finished: {out / 'runs.csv'}")
+    return _tell_failures(result.failures, out)
+
+
+def _reproduce(args: argparse.Namespace) -> int:
+    from cords_dp.experiments.catalogue import EXPERIMENTS, PRESETS, experiment_jobs
+    from cords_dp.experiments.reproduce import reproduce
+    from cords_dp.report.page import write_page
+
+    names = list(EXPERIMENTS) if args.name == "all" else [args.name]
+    for value, known, option in ((args.name, [*EXPERIMENTS, "all"], "NAME"), (args.preset, PRESETS, "--preset")):
+        if value not in known:
+            raise ConfigError(f"reproduce {option}", value, f"must be one of {', '.join(known)}")
+    choice = {
+        "datasets": args.dataset,
+        "methods": args.method,
+        "seeds": args.seeds,
+        "overrides": args.overrides,
+    }
+    for name in names:
+        _check_all(experiment_jobs(name, args.preset, **choice))
+    out, backend = args.out or Path("runs") / f"reproduce-{args.preset}", _backend(args)
+    failures: dict[str, str] = {}
+    for name in names:
+        failures |= reproduce(name, args.preset, out / name, backend, **choice)
+    print(f"report: {write_page(out)}")
+    return _tell_failures(failures, out)
+
+
+def _report(args: argparse.Namespace) -> int:
+    from cords_dp.report.page import write_page
+
+    print(f"report: {write_page(args.folder, args.out)}")
     return 0
+
+
+def _check_all(jobs: Sequence[Job]) -> None:
+    """Find every mistake in a config before the first run starts."""
+    from cords_dp.training import check_config
+
+    checked = set()
+    for job in jobs:
+        if (key := tuple(v for k, v in job.labels.items() if k != "seed")) not in checked:
+            checked.add(key)
+            check_config(DotMap(dict(job.config)), plan=False)
+
+
+def _backend(args: argparse.Namespace) -> Backend:
+    from cords_dp.experiments.workers import LocalWorkers, RayTasks
+
+    if args.ray is None:
+        return LocalWorkers(args.workers)
+    return RayTasks(None if args.ray == "local" else args.ray, cpus=args.cpus_per_run, gpus=args.gpus_per_run)
+
+
+def _tell_failures(failures: dict[str, str], out: Path) -> int:
+    for name, error in failures.items():
+        print(f"FAILED {name}: {error.strip().splitlines()[-1]}", file=sys.stderr)
+    if failures:
+        print(f"{len(failures)} runs failed; the same command tries them again ({out}/**/failed/)", file=sys.stderr)
+    return 1 if failures else 0
 
 
 def _demo(args: argparse.Namespace) -> int:
@@ -164,5 +270,6 @@ def _guarded(handler: object, args: argparse.Namespace) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("\ninterrupted; run the same command with --resume to continue", file=sys.stderr)
+        again = "with --resume " if args.__dict__.get("resume") is not None else ""
+        print(f"\ninterrupted; run the same command {again}to continue", file=sys.stderr)
         return 130

@@ -41,7 +41,7 @@ KNOWN_KEYS: dict[str, set[str] | None] = {
     "dss_args": {
         "type", "fraction", "select_every", "kappa", "linear_layer", "selection_type", "greedy", "r",
         "collate_fn", "mechanism", "compute_fraction", "score", "greedy_rounds", "greedy_step", "exploration",
-        "projection", "bins", "publish_subset",
+        "projection", "bins", "publish_subset", "secret_subset",
         # arguments of CORDS' other strategies, kept so that a config can swap its type by one word
         "lam", "valid", "v1", "eps", "temperature", "per_class", "kw", "global_order_file", "gc_ratio",
         "gc_stochastic_subsets_file", "stochastic_subsets_file", "submod_function", "if_convex",
@@ -122,6 +122,10 @@ class SelectionSettings:
     projection: dimensions that the last layer's input is projected to; noise grows with them.
     bins: cells of the score histogram on [−1, 1].
     publish_subset: write the last subset to ``subset.json``; only where it was paid for or drawn blindly.
+
+    For ``RandomDP``:
+    secret_subset: draw the subset by secret coins and never release it. Training then needs less noise for the same
+        guarantee (`plan.amplified`). Such a run cannot be resumed, since a checkpoint would have to hold the subset.
     """
 
     fraction: float = 1.0
@@ -140,6 +144,7 @@ class SelectionSettings:
     projection: int = 8
     bins: int = 128
     publish_subset: bool = False
+    secret_subset: bool = False
     reads_validation: bool = True  # a property of the score, filled in when the config is read
 
 
@@ -281,7 +286,10 @@ def selection_settings(cfg: Mapping[str, Any], *, selects: bool, whole: bool) ->
         )
     _whole("dss_args.select_every", settings.select_every)
     _flag("dss_args.publish_subset", settings.publish_subset)
-    if settings.publish_subset and (whole or (selects and settings.mechanism == "threshold")):
+    _flag("dss_args.secret_subset", settings.secret_subset)
+    if settings.secret_subset and (cfg.get("ckpt") or {}).get("is_load"):
+        raise ConfigError("ckpt.is_load", True, "a run on a secret subset cannot be resumed: no file holds the subset")
+    if settings.publish_subset and (whole or settings.secret_subset or (selects and settings.mechanism == "threshold")):
         raise ConfigError(
             "dss_args.publish_subset",
             True,

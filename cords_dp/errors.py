@@ -43,3 +43,7 @@ class AccountingError(CordsDPError, RuntimeError):
 
 class BudgetExceededError(CordsDPError, RuntimeError):
     """An event was refused because it would exceed the privacy budget."""
+
+
+class ResultsError(CordsDPError, FileNotFoundError):
+    """A folder holds no results to report."""

@@ -19,16 +19,16 @@ validation gradient    Gaussian (σ_v), when V is private          C_v (sum over
 =====================  =========================================  ===========================  =======
 
 The pool of `threshold` is not released and costs nothing by itself: see `selection.threshold`.
-RandomDP and FullDP choose without looking at the data and pay for training only.
+RandomDP and FullDP choose without looking at the data and pay for training only. With ``secret_subset``
+RandomDP's subset is drawn by secret coins, once, and never released: see `amplified`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from cords_dp.accounting import (
     TRAINING_DATA,
@@ -41,12 +41,11 @@ from cords_dp.accounting import (
     Ledger,
     PoissonGaussian,
     advanced_composition,
-    calibrate,
     epsilon_bound,
     gaussian,
 )
 from cords_dp.config import PrivacySettings, SelectionSettings
-from cords_dp.errors import AccountingError, ConfigError
+from cords_dp.errors import AccountingError
 
 WARM_START, TRAINING, SELECTION, VALIDATION = "warm start", "training", "selection", "validation"
 
@@ -132,7 +131,12 @@ class PrivacyPlan:
     @property
     def secret_pool(self) -> bool:
         """Is the pool secret state of the training mechanism, or was it paid for (or drawn blindly)?"""
-        return self.shape.selects and self.selection.mechanism == "threshold"
+        return self.selection.secret_subset or (self.shape.selects and self.selection.mechanism == "threshold")
+
+    @property
+    def inclusion(self) -> float:
+        """γ: the chance of a record to be in a secret uniform subset; 1 where no such subset is drawn."""
+        return self.shape.k / self.shape.n if self.selection.secret_subset else 1.0
 
     # -- events -------------------------------------------------------------------------------
 
@@ -182,7 +186,7 @@ class PrivacyPlan:
         if self.privacy.composition == "basic":
             total_d = self._basic_total(on_d)
         else:
-            total_d = epsilon_bound([e.event for e in on_d], self.delta, self.privacy.accountant)
+            total_d = self._bound([e.event for e in on_d], self.delta)
         return Cost(phases, total_d, phases.get(VALIDATION))
 
     def spent(self, ledger: Ledger) -> Cost:
@@ -192,7 +196,14 @@ class PrivacyPlan:
         delta = self._phase_delta(phase)
         if phase == SELECTION and any(isinstance(e, ExponentialPicks) for e in events) and self._paper_picks:
             return _paper_bound(events, delta)
-        return epsilon_bound(events, delta, self.privacy.accountant)
+        return self._bound(events, delta)
+
+    def _bound(self, events: Sequence[Event], delta: float) -> Bound:
+        inside = epsilon_bound(events, delta / self.inclusion, self.privacy.accountant)
+        if self.inclusion == 1:
+            return inside
+        name = f"{inside.accountant}, amplified by a secret subset"
+        return Bound(amplified(inside.epsilon, self.inclusion), delta, name)
 
     @property
     def _paper_picks(self) -> bool:
@@ -232,62 +243,22 @@ class Cost:
         return max(b.delta for b in (self.training_data, self.validation_data) if b is not None)
 
 
-# --- building a plan -----------------------------------------------------------------------------
+def amplified(epsilon: float, inclusion: float) -> float:
+    """ε of a mechanism that runs on a secret subset.
+
+    Formal guarantee: let M be (ε, δ)-DP for zero-out, and let every record enter the subset by its own secret coin of
+    probability γ, once for the whole run, the subset never being released. Then M on the subset is
+    (ln(1 + γ(e^ε − 1)), γδ)-DP (Li, Qardaji & Su 2012; Balle, Barthe & Gaboardi 2018).
+    """
+    return math.log1p(inclusion * math.expm1(epsilon))
 
 
-def epoch_schedule(
-    selection: SelectionSettings, *, epochs: int, n: int, k: int, batch: int, whole: bool, selects: bool
-) -> tuple[EpochPlan, ...]:
-    """CORDS' schedule: warm start on all data, a pause, then the subset with re-selection every L epochs."""
-    if whole:
-        steps = max(1, math.ceil(selection.compute_fraction * n / batch))
-        return (EpochPlan("own", steps, batch / n),) * epochs
-    select_after = int(selection.kappa * epochs)
-    warm_epochs = math.ceil(select_after * selection.fraction)
-    schedule = []
-    for epoch in range(1, epochs + 1):
-        if epoch <= warm_epochs:
-            schedule.append(EpochPlan("all", math.ceil(n / batch), batch / n))
-        elif epoch <= select_after:
-            schedule.append(EpochPlan("skip", 0, 0.0))
-        else:
-            due = selects and epoch > 1 and (epoch - 1) % selection.select_every == 0
-            schedule.append(EpochPlan("own", math.ceil(k / batch), batch / k, due))
-    return tuple(schedule)
+def before_amplification(epsilon: float, inclusion: float) -> float:
+    """The inverse of `amplified`: what the mechanism may spend inside the subset."""
+    return math.log1p(math.expm1(epsilon) / inclusion)
 
 
-@lru_cache(maxsize=256)
-def build_plan(
-    strategy: str,
-    privacy: PrivacySettings,
-    selection: SelectionSettings,
-    *,
-    epochs: int,
-    batch_size: int,
-    n: int,
-    n_validation: int,
-    whole: bool,
-    selects: bool,
-) -> PrivacyPlan:
-    """Fix the schedule and calibrate the noise so that the total meets (ε, δ)."""
-    k = n if whole else int(n * selection.fraction)
-    if batch_size > k:
-        raise ConfigError(
-            "dataloader.batch_size", batch_size, f"larger than the {k} records to train on; use at most {k}"
-        )
-    if selects:
-        _refuse_unproved(privacy, selection, k)
-    schedule = epoch_schedule(selection, epochs=epochs, n=n, k=k, batch=batch_size, whole=whole, selects=selects)
-    shape = Shape(strategy, n, n_validation, k, batch_size, schedule, selects)
-    delta = _delta(privacy, shape)
-    if privacy.noiseless:
-        return PrivacyPlan(shape, privacy, selection, delta, sigma=0.0)
-    plan = PrivacyPlan(shape, privacy, selection, delta, sigma=1.0)
-    if shape.rounds:
-        plan = _with_selection_noise(plan)
-        if privacy.validation == "private" and plan.validation_is_read:
-            plan = replace(plan, sigma_validation=_calibrate_validation(plan))
-    return replace(plan, sigma=_calibrate_training(plan))
+# --- how rounds and picks are counted ---------------------------------------------------------------
 
 
 def selection_composition(privacy: PrivacySettings, selection: SelectionSettings) -> str:
@@ -338,117 +309,3 @@ def _paper_bound(events: list[Event], delta: float) -> Bound:
     if len(picks) != len(events) or len({p.epsilon0 for p in picks}) != 1:
         raise AccountingError("the paper's composition takes picks of one and the same epsilon0")
     return advanced_composition(ExponentialPicks(picks[0].epsilon0, sum(p.count for p in picks)), delta)
-
-
-def _refuse_unproved(privacy: PrivacySettings, selection: SelectionSettings, k: int) -> None:
-    if k < 1:
-        raise ConfigError("dss_args.fraction", selection.fraction, "selects no record at all; raise it")
-    if selection.mechanism == "exponential":
-        _refuse_unproved_picks(privacy, selection)
-    elif selection.selection_type == "PerClass" and selection.mechanism == "top_k" and not privacy.labels_public:
-        raise ConfigError("dss_args.selection_type", "PerClass", "top_k ranks all records together; use 'Supervised'")
-    if selection.selection_type not in ("Supervised", "PerClass"):
-        raise ConfigError(
-            "dss_args.selection_type",
-            selection.selection_type,
-            "no sensitivity is proved for it under differential privacy; use 'Supervised'",
-        )
-
-
-def _refuse_unproved_picks(privacy: PrivacySettings, selection: SelectionSettings) -> None:
-    composition = selection_composition(privacy, selection)
-    if selection.score != "glister" and selection.greedy != "Frozen":
-        raise ConfigError(
-            "dss_args.greedy", selection.greedy, f"score {selection.score!r} has no greedy step: use 'Frozen'"
-        )
-    if composition == "freeze" and selection.greedy != "Frozen":
-        raise ConfigError(
-            "privacy.selection_composition",
-            "freeze",
-            f"greedy={selection.greedy!r} moves every score between picks, so the freeze bound does not "
-            "hold; use dss_args.greedy='Frozen' or selection_composition='bounded_range'",
-        )
-    if composition == "paper" and privacy.composition == "joint":
-        raise ConfigError(
-            "privacy.selection_composition",
-            "paper",
-            "the paper's formula gives (ε, δ) and no divergence to compose jointly; use composition='basic'",
-        )
-    if selection.selection_type == "PerClass" and not privacy.labels_public:
-        raise ConfigError(
-            "dss_args.selection_type",
-            "PerClass",
-            "a class quota reveals who is in the class (with one record in it the pick is certain); use "
-            "'Supervised', or declare the labels public with privacy.labels_public=True",
-        )
-
-
-def _delta(privacy: PrivacySettings, shape: Shape) -> float:
-    largest = max(shape.n, shape.n_validation if privacy.validation == "private" and shape.rounds else 0)
-    if privacy.delta is None:
-        return 1e-5 if 1 / largest > 1e-5 else 0.1 / largest
-    if privacy.delta >= 1 / largest:
-        raise ConfigError(
-            "privacy.delta",
-            privacy.delta,
-            f"must be below 1/n = {1 / largest:.3g}: a mechanism that publishes one record in full passes otherwise",
-        )
-    return privacy.delta
-
-
-def _with_selection_noise(plan: PrivacyPlan) -> PrivacyPlan:
-    """ε₀, or σ of the Gaussian releases, such that selection alone costs (1−r)·ε."""
-    target = (1 - plan.privacy.split) * plan.privacy.epsilon
-    picks = plan.selection.mechanism == "exponential"
-
-    def candidate(value: float) -> PrivacyPlan:
-        return replace(plan, epsilon0=value) if picks else replace(plan, sigma_selection=value)
-
-    def cost_of(value: float) -> float:
-        proposed = candidate(value)
-        return proposed._phase_bound(SELECTION, [proposed.selection_event()] * plan.shape.rounds).epsilon
-
-    start = target / math.sqrt(plan.shape.rounds) if picks else 4 * math.sqrt(plan.shape.rounds) / target
-    return candidate(calibrate(cost_of, target, start=start, rising=picks))
-
-
-def _calibrate_validation(plan: PrivacyPlan) -> float:
-    """σ_v such that V's releases cost (ε, δ), or the user's own if it fits."""
-    count = plan.shape.rounds * validation_releases(plan.selection, plan.shape.k)
-
-    def cost_of(sigma: float, accountant: str = plan.privacy.accountant) -> float:
-        return epsilon_bound([gaussian(sigma, count)], plan.delta, accountant).epsilon
-
-    given = plan.privacy.validation_noise
-    if given is None:
-        return _calibrate_noise(cost_of, plan.privacy.epsilon)
-    if cost_of(given) > plan.privacy.epsilon:
-        raise ConfigError(
-            "privacy.validation_noise",
-            given,
-            f"{count} releases of the validation gradient would cost ε = {cost_of(given):.3g} on V; raise it",
-        )
-    return given
-
-
-def _calibrate_training(plan: PrivacyPlan) -> float:
-    """σ such that the total on D meets the budget."""
-    basic = plan.privacy.composition == "basic" and plan.shape.rounds > 0
-    target = plan.privacy.epsilon * (plan.privacy.split if basic else 1.0)
-    delta = plan._phase_delta(TRAINING)
-
-    def cost_of(sigma: float, accountant: str = plan.privacy.accountant) -> float:
-        entries = replace(plan, sigma=sigma).entries()
-        events = [e.event for e in entries if e.dataset == TRAINING_DATA and not (basic and e.phase == SELECTION)]
-        return epsilon_bound(events, delta, accountant).epsilon
-
-    return _calibrate_noise(cost_of, target)
-
-
-def _calibrate_noise(cost_of: Callable[..., float], target: float) -> float:
-    """Start from RDP's answer, which is cheap, then let the accountant of the run decide."""
-    try:
-        start = calibrate(lambda sigma: cost_of(sigma, "rdp"), target, start=2.0, rising=False)
-    except AccountingError:
-        start = 2.0
-    return calibrate(cost_of, target, start=start, rising=False)

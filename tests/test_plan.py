@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, Ledger
 from cords_dp.config import PrivacySettings, SelectionSettings
 from cords_dp.errors import ConfigError
-from cords_dp.plan import SELECTION, TRAINING, WARM_START, build_plan, epoch_schedule
+from cords_dp.plan import SELECTION, TRAINING, WARM_START
+from cords_dp.planner import build_plan, epoch_schedule
 
 
 def plan_for(strategy="GLISTERDP", *, n=45_000, n_validation=5_000, epochs=20, batch=1024, fraction=0.1, select_every=5,

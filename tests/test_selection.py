@@ -19,7 +19,7 @@ from cords_dp.config import PrivacySettings, SelectionSettings
 from cords_dp.datasets import ArrayDataset
 from cords_dp.errors import MechanismError
 from cords_dp.mechanisms import pick_probabilities
-from cords_dp.plan import build_plan
+from cords_dp.planner import build_plan
 from cords_dp.selection import GLISTERDPStrategy
 from cords_dp.selection.glister import _quotas, _to_norm
 from cords_dp.selection.last_layer import LastLayerGradients, last_layer_gradients

@@ -18,7 +18,8 @@ from cords_dp.datasets import ArrayDataset
 from cords_dp.errors import ConfigError, MechanismError
 from cords_dp.mechanisms import quantile
 from cords_dp.mechanisms.quantile import noisy_tail_counts, score_cells, threshold_for
-from cords_dp.plan import build_plan, gaussian_releases
+from cords_dp.plan import gaussian_releases
+from cords_dp.planner import build_plan
 from cords_dp.selection import STRATEGIES
 from cords_dp.selection.last_layer import LastLayerGradients
 from cords_dp.selection.scores import get_score, register_score, score_records

@@ -86,8 +86,12 @@ class _CordsLoader(PoissonEpochs):
     def _init_subset_loader(self) -> None:
         """CORDS starts every strategy with a uniform subset: no data touched, no cost."""
         size, total = self.budget, self.len_full  # type: ignore[attr-defined]
-        self.subset_indices = self._selection_rng.choice(total, size=size, replace=False)  # type: ignore[attr-defined]
-        self.subset_weights = torch.ones(size)
+        rng: np.random.Generator = self._selection_rng  # type: ignore[attr-defined]
+        if self.plan.selection.secret_subset:  # one secret coin a record, as `plan.amplified` asks
+            self.subset_indices = np.flatnonzero(rng.random(total) < self.plan.inclusion)
+        else:
+            self.subset_indices = rng.choice(total, size=size, replace=False)
+        self.subset_weights = torch.ones(len(self.subset_indices))
 
     def _refresh_subset_loader(self) -> None:
         """Nothing to rebuild: batches are drawn from ``subset_indices`` directly."""
@@ -97,7 +101,7 @@ class _CordsLoader(PoissonEpochs):
 
 
 class RandomDPDataLoader(_CordsLoader, RandomDataLoader):
-    """RandomDP: one uniform subset of k records for the whole run, as CORDS' Random. It costs nothing."""
+    """RandomDP: one uniform subset for the whole run, as CORDS' Random: of k records, or secret and of about k."""
 
     def __init__(
         self,

@@ -18,7 +18,8 @@ from cords_dp.config import PrivacySettings
 from cords_dp.datasets import DATASETS, dataset_name
 from cords_dp.errors import ConfigError
 from cords_dp.mechanisms import pick_probabilities
-from cords_dp.plan import PrivacyPlan, build_plan
+from cords_dp.plan import PrivacyPlan
+from cords_dp.planner import build_plan
 from cords_dp.report.plots import gains_figure
 from cords_dp.selection.last_layer import LastLayerGradients, last_layer_gradients
 from cords_dp.training import TrainClassifier
@@ -50,7 +51,7 @@ def gains_table(cfg: DotMap, out: Path, *, epochs: int) -> tuple[pd.DataFrame, P
     shape = trainer.plan.shape
     gains = _exact_gains(trainer)
     frame = pd.DataFrame({"gain": gains})
-    frame.attrs["k"] = shape.k
+    frame["top_k"] = gains >= np.sort(gains)[-shape.k]
     base = trainer.plan
     for name, composition, picks, greedy in (
         ("paper's exponential mechanism", "basic", "paper", "RGreedy"),

@@ -112,7 +112,7 @@ class FeatureDataset(Dataset):
     """Ready features of a dataset's records, read from disk in half precision."""
 
     def __init__(self, features: np.ndarray, source: ArrayDataset):
-        self.features, self.source = features, source
+        self.features, self.source = torch.from_numpy(features), source
 
     @property
     def targets(self) -> Tensor:
@@ -127,8 +127,7 @@ class FeatureDataset(Dataset):
 
     def batch(self, indices: Sequence[int] | np.ndarray | Tensor) -> tuple[Tensor, Tensor]:
         rows = self.source.rows[torch.as_tensor(indices, dtype=torch.int64)]
-        x = torch.from_numpy(self.features[rows.numpy()]).float()
-        return x, self.source.all_targets[rows]
+        return self.features[rows].float(), self.source.all_targets[rows]
 
 
 def with_features(dataset: Dataset, transform: Scattering, cache: Path, *, progress: bool = True) -> Dataset:
@@ -146,7 +145,8 @@ def with_features(dataset: Dataset, transform: Scattering, cache: Path, *, progr
         temporary = path.with_suffix(f".{os.getpid()}.tmp.npy")
         _write_features(dataset, transform, temporary, progress)
         os.replace(temporary, path)
-    return FeatureDataset(np.load(path, mmap_mode="r"), dataset)
+    # "c": mapped, so that all processes share one copy in memory, and never written back
+    return FeatureDataset(np.load(path, mmap_mode="c"), dataset)
 
 
 def _fingerprint(dataset: ArrayDataset, transform: Scattering) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -24,8 +25,7 @@ def accuracy_curves(curves: Mapping[str, pd.DataFrame], path: Path, *, title: st
     left.set(xlabel="epoch", ylabel="test accuracy, %", title=title)
     right.set(xlabel="epoch", ylabel="ε spent", title="Privacy spent", ylim=(0, None))
     for axis in (left, right):
-        axis.grid(alpha=0.3)
-        axis.spines[["top", "right"]].set_visible(False)
+        tidy_axis(axis)
     left.legend(frameon=False, fontsize=8)
     return _save(figure, path)
 
@@ -33,15 +33,15 @@ def accuracy_curves(curves: Mapping[str, pd.DataFrame], path: Path, *, title: st
 def gains_figure(frame: pd.DataFrame, path: Path, *, title: str) -> Path:
     """True gains of all records against the gains that the mechanism samples.
 
-    ``frame`` has the columns gain, uniform (probability 1/n) and one column of probabilities a mechanism.
+    ``frame`` has the columns gain, top_k (is it among the k largest?) and one column of probabilities a mechanism.
     """
     figure, axis = plt.subplots(figsize=(6.5, 4), layout="constrained")
     gains = frame["gain"].to_numpy()
     bins = np.linspace(gains.min(), gains.max(), 61).tolist()
-    top = gains >= np.sort(gains)[-int(frame.attrs.get("k", len(gains) // 10)) :].min()
+    top = frame["top_k"].to_numpy(dtype=bool)
     axis.hist(gains, bins=bins, density=True, color="0.85", label="all records (uniform)")
     axis.hist(gains[top], bins=bins, density=True, histtype="step", color="black", lw=1.5, label="noise-free top k")
-    for (name, column), colour in zip(frame.drop(columns=["gain"]).items(), _COLOURS, strict=False):
+    for (name, column), colour in zip(frame.drop(columns=["gain", "top_k"]).items(), _COLOURS, strict=False):
         axis.hist(
             gains,
             bins=bins,
@@ -56,6 +56,11 @@ def gains_figure(frame: pd.DataFrame, path: Path, *, title: str) -> Path:
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False, fontsize=8)
     return _save(figure, path)
+
+
+def tidy_axis(axis: Any) -> None:
+    axis.grid(alpha=0.3)
+    axis.spines[["top", "right"]].set_visible(False)
 
 
 def _save(figure: plt.Figure, path: Path) -> Path:

@@ -19,7 +19,8 @@ from cords_dp.config import (
 from cords_dp.datasets import check_dataset, known_sizes
 from cords_dp.errors import ConfigError
 from cords_dp.models import check_model
-from cords_dp.plan import PrivacyPlan, build_plan
+from cords_dp.plan import PrivacyPlan
+from cords_dp.planner import build_plan
 from cords_dp.registry import Strategy, get_strategy
 from cords_dp.selection.scores import get_score
 from cords_dp.training.optim import check_optimizer
@@ -54,8 +55,11 @@ class RunSetup:
         )
 
 
-def check_config(cfg: DotMap, *, own_data: bool = False) -> RunSetup:
-    """Check everything that can be checked without data. ``own_data``: datasets will be handed to ``train``."""
+def check_config(cfg: DotMap, *, own_data: bool = False, plan: bool = True) -> RunSetup:
+    """Check everything that can be checked without data.
+
+    ``own_data``: datasets will be handed to ``train``. ``plan``: also make the plan, which takes seconds.
+    """
     strategy = get_strategy((cfg.get("dss_args") or {}).get("type"))
     check_keys(cfg, private=strategy.private)
     epochs, batch_size = check_training(cfg)
@@ -77,7 +81,7 @@ def check_config(cfg: DotMap, *, own_data: bool = False) -> RunSetup:
         device=_device(cfg.train_args.get("device")),
         seed=_seed(cfg.train_args.get("seed")),
     )
-    if not own_data and strategy.private and (sizes := known_sizes(cfg)) is not None:
+    if plan and not own_data and strategy.private and (sizes := known_sizes(cfg)) is not None:
         setup.plan(*sizes)  # batch size, delta and selection rules depend on n
     return setup
 

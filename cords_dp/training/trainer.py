@@ -310,7 +310,9 @@ class TrainClassifier(toolkit.TrainClassifier):
                 )
         row.update({key: value for key, value in subset_metrics.items() if key in self._print_args})
         if self.plan is not None:
-            row["epsilon"] = self.spent().epsilon
+            cost = self.spent()
+            row["epsilon"] = cost.epsilon
+            row.update({f"epsilon_{phase.replace(' ', '_')}": bound.epsilon for phase, bound in cost.phases.items()})
         self.history.rows.append(row)
         self.logger.info(self.history.line(self._print_args, best=toolkit.IS_CHECKOUT))
         if self.output_dir is not None:
@@ -379,7 +381,9 @@ class TrainClassifier(toolkit.TrainClassifier):
             # looking at the data, or released by a mechanism that was paid for.
             if self._average is not None:
                 state["average"] = {"state_dict": self._average.model.state_dict(), "steps": self._average.steps}
-            if self.plan.secret_pool and loader.strategy.released:
+            if self.plan.selection.secret_subset:
+                pass  # no file may hold it, so the run cannot be resumed (config refuses)
+            elif self.plan.secret_pool and loader.strategy.released:
                 state["selection"] = loader.strategy.state()
             else:
                 state["subset"] = torch.as_tensor(np.asarray(loader.subset_indices))

@@ -1,0 +1,211 @@
+"""The paper's experiments, and ours beside them, as data: what is varied, over which methods, at which scale."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dotmap import DotMap
+
+from cords_dp.config import apply_override
+from cords_dp.errors import ConfigError
+from cords_dp.experiments.jobs import Job
+from cords_dp.experiments.paper import FRACTIONS
+from cords_dp.presets import config_for, merge_into, paper_model
+
+PRESETS = ("quick", "cpu", "full")
+
+
+@dataclass(frozen=True)
+class Method:
+    """A line of a figure: a strategy and what differs in its config."""
+
+    strategy: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+
+_PAPER_CHANGES = {
+    "dss_args": {"mechanism": "exponential", "greedy": "RGreedy", "r": 15},
+    "privacy": {"composition": "basic", "split": 0.5, "validation": "public"},
+}
+METHODS: dict[str, Method] = {
+    "GLISTERDP": Method("GLISTERDP"),
+    "GLISTERDP top_k": Method("GLISTERDP", {"dss_args": {"mechanism": "top_k"}}),
+    "GLISTERDP frozen": Method("GLISTERDP", {"dss_args": {"mechanism": "exponential", "greedy": "Frozen"}}),
+    "GLISTER-DP, paper": Method("GLISTERDP", _PAPER_CHANGES),
+    "RandomDP": Method("RandomDP"),
+    "RandomDP, secret subset": Method("RandomDP", {"dss_args": {"secret_subset": True}}),
+    "FullDP, equal compute": Method("FullDP"),
+    "FullDP": Method("FullDP"),
+}
+_USUAL = tuple(m for m in METHODS if m not in ("GLISTERDP top_k", "GLISTERDP frozen"))
+_WHOLE = "FullDP"  # the one method that does not depend on k
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much of an experiment a preset runs."""
+
+    datasets: tuple[str, ...]
+    fractions: tuple[float, ...]
+    epsilons: tuple[float, ...] = (3.0,)
+    seeds: int = 3
+    paper_models: bool = False
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What is varied, over which methods, and how it is shown (a name in `report.figures`)."""
+
+    title: str
+    figure: str
+    scales: Mapping[str, Scale]
+    methods: tuple[str, ...] = _USUAL
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    splits: tuple[float | None, ...] = (None,)
+
+
+_SHORT = {"train_args": {"num_epochs": 10}, "dss_args": {"select_every": 3}}
+_TENTHS = tuple(round(0.1 * i, 1) for i in range(1, 10))
+_SPLITS = (0.1, 0.3, 0.5, 0.7, 0.9)
+_BOTH = ("mnist", "cifar10")
+
+EXPERIMENTS: dict[str, Experiment] = {
+    "main": Experiment(
+        "Accuracy over subset size",
+        "over_fraction",
+        {
+            "quick": Scale(("mnist",), (0.1, 0.3), (3.0, 8.0), seeds=1, changes=_SHORT),
+            "cpu": Scale(_BOTH, (0.1, 0.3, 0.5), (3.0, 8.0)),
+            "full": Scale(_BOTH, _TENTHS, (3.0, 8.0), seeds=5, paper_models=True),
+        },
+    ),
+    "imbalance": Experiment(
+        "Mild class imbalance: each class keeps 80 to 100 % of its records",
+        "over_fraction",
+        {
+            "quick": Scale(("mnist",), (0.1, 0.5), (3.0,), seeds=1, changes=_SHORT),
+            "cpu": Scale(_BOTH, FRACTIONS, (3.0, 8.0)),
+            "full": Scale((*_BOTH, "cifar100"), FRACTIONS, (3.0, 8.0), seeds=5, paper_models=True),
+        },
+        changes={"dataset": {"feature": "mildimb"}},
+    ),
+    "synthetic": Experiment(
+        "The synthetic shift set: classes 1:9 in training, 6:4 in validation, 9:1 in test",
+        "over_fraction",
+        {
+            "quick": Scale(("synthetic",), (0.1, 0.3, 0.5), seeds=2),
+            "cpu": Scale(("synthetic",), FRACTIONS, seeds=5),
+            "full": Scale(("synthetic",), _TENTHS, seeds=20),
+        },
+    ),
+    "timing": Experiment(
+        "Accuracy over seconds",
+        "over_time",
+        {
+            "quick": Scale(("mnist",), (0.1, 0.5), seeds=1, changes=_SHORT),
+            "cpu": Scale(("cifar10",), (0.1, 0.3, 0.5), seeds=1),
+            "full": Scale(("cifar10",), _TENTHS, seeds=3, paper_models=True),
+        },
+        methods=("GLISTERDP", "GLISTER-DP, paper", "RandomDP", "FullDP"),
+        changes={"train_args": {"print_every": 1}},
+    ),
+    "allocation": Experiment(
+        "Accuracy over the share r of the budget that goes to training",
+        "over_split",
+        {
+            "quick": Scale(("mnist",), (0.1,), seeds=1, changes=_SHORT),
+            "cpu": Scale(("mnist",), (0.1,)),
+            "full": Scale(_BOTH, (0.1, 0.3), (3.0, 8.0), seeds=5, paper_models=True),
+        },
+        methods=("GLISTERDP", "GLISTER-DP, paper"),
+        splits=_SPLITS,
+    ),
+    "gains": Experiment(
+        "True gains of the records against what the mechanism samples",
+        "gains",
+        {
+            "quick": Scale(("mnist",), (0.1,)),
+            "cpu": Scale(("cifar10",), (0.1,)),
+            "full": Scale(("cifar10",), (0.1,), paper_models=True),
+        },
+        methods=("GLISTERDP",),
+    ),
+    "cut": Experiment(
+        "Ours: five classes cut to a tenth in training, balanced validation and test sets",
+        "over_fraction",
+        {
+            "quick": Scale(("mnist",), (0.1, 0.3), seeds=1, changes=_SHORT),
+            "cpu": Scale(_BOTH, FRACTIONS),
+            "full": Scale((*_BOTH, "cifar100"), FRACTIONS, (3.0, 8.0), seeds=5),
+        },
+        methods=tuple(METHODS),
+        changes={"dataset": {"feature": "classimb", "classimb_ratio": 0.5, "balanced_validation": True}},
+    ),
+}
+
+
+def experiment_jobs(
+    name: str,
+    preset: str,
+    *,
+    datasets: Sequence[str] = (),
+    methods: Sequence[str] = (),
+    seeds: int | None = None,
+    overrides: Sequence[str] = (),
+) -> list[Job]:
+    """The runs of an experiment. The optional arguments narrow or change what the preset says."""
+    experiment, scale = EXPERIMENTS[name], EXPERIMENTS[name].scales[preset]
+    scale = replace(scale, datasets=tuple(datasets) or scale.datasets, seeds=seeds or scale.seeds)
+    unknown = [m for m in methods if m not in experiment.methods]
+    if unknown:
+        raise ConfigError("--method", unknown[0], f"{name} has the methods {', '.join(experiment.methods)}")
+    chosen = [m for m in experiment.methods if m in methods or not methods]
+    jobs = []
+    for dataset, epsilon, seed, method in itertools.product(scale.datasets, scale.epsilons, range(scale.seeds), chosen):
+        for k, split in itertools.product((1.0,) if method == _WHOLE else scale.fractions, experiment.splits):
+            config = _config(experiment, scale, dataset, method, k, epsilon, split, seed)
+            for override in overrides:
+                apply_override(config, override)
+            labels = {"experiment": name, "dataset": dataset, "method": method, "k": k, "budget": epsilon}
+            labels |= {} if split is None else {"r": split}
+            jobs.append(Job(config.toDict(), {**labels, "seed": seed}))
+    return jobs
+
+
+def _config(
+    experiment: Experiment,
+    scale: Scale,
+    dataset: str,
+    method: str,
+    k: float,
+    epsilon: float,
+    split: float | None,
+    seed: int,
+) -> DotMap:
+    chosen = METHODS[method]
+    share = {"compute_fraction": k} if chosen.strategy == "FullDP" else {"fraction": k}
+    config = config_for(
+        dataset,
+        chosen.strategy,
+        dss_args=share,
+        privacy={"epsilon": epsilon, "delta": 1e-5},
+        train_args={"print_every": 10**6, "seed": seed, "device": "cuda"},
+        ckpt={"is_save": False},
+    )
+    layers = (paper_model(dataset) if scale.paper_models else {}, scale.changes, experiment.changes, chosen.changes)
+    for layer in layers:
+        merge_into(config, copy.deepcopy(dict(layer)))
+    if split is not None:
+        config["privacy"]["split"] = split
+    return DotMap(config)
+
+
+def gains_config(preset: str, datasets: Sequence[str] = (), overrides: Sequence[str] = ()) -> DotMap:
+    """The config of the gains figure, which is one short run and not a sweep."""
+    job = experiment_jobs("gains", preset, datasets=datasets, seeds=1, overrides=overrides)[0]
+    return DotMap(dict(job.config))

@@ -1,0 +1,114 @@
+"""The study's figures, each drawn from the CSV files of its folder alone, as PNG and SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from cords_dp.report.plots import gains_figure, plt, tidy_axis
+from cords_dp.report.tables import WHOLE
+
+_STYLES: dict[str, dict[str, Any]] = {
+    "GLISTERDP": {"color": "#C44E52", "marker": "o", "lw": 2.2, "zorder": 5},
+    "GLISTERDP top_k": {"color": "#DD8452", "marker": "v", "lw": 1.2},
+    "GLISTERDP frozen": {"color": "#CCB974", "marker": "^", "lw": 1.2},
+    "GLISTER-DP, paper": {"color": "#8172B3", "marker": "s", "lw": 1.2},
+    "RandomDP": {"color": "#4C72B0", "marker": "D", "lw": 1.5},
+    "RandomDP, secret subset": {"color": "#64B5CD", "marker": "D", "lw": 1.2, "ls": ":"},
+    "FullDP, equal compute": {"color": "#55A868", "marker": "P", "lw": 1.5},
+    WHOLE: {"color": "0.25", "ls": "--", "lw": 1.5},
+}
+
+
+def draw(kind: str, folder: Path, name: str, title: str) -> list[Path]:
+    """Draw one kind of figure from ``folder``'s files; returns the paths written."""
+    return _KINDS[kind](folder, name, title)
+
+
+def _over_fraction(folder: Path, name: str, title: str) -> list[Path]:
+    frame = pd.read_csv(folder / "runs.csv")
+    figure, panels = _panels(frame, title)
+    for axis, part in panels:
+        for method, runs in part.groupby("method", sort=False):
+            style = _STYLES.get(str(method), {})
+            if method == WHOLE:
+                axis.axhline(100 * runs["accuracy"].mean(), label=method, **style)
+            else:
+                _mean_line(axis, runs, "k", str(method), style)
+        axis.set_xlabel("subset, share k of the records")
+    return _finish(figure, folder / name)
+
+
+def _over_split(folder: Path, name: str, title: str) -> list[Path]:
+    frame = pd.read_csv(folder / "runs.csv")
+    figure, panels = _panels(frame, title)
+    for axis, part in panels:
+        for (method, k), runs in part.groupby(["method", "k"], sort=False):
+            _mean_line(axis, runs, "r", f"{method}, k = {k:g}", _STYLES.get(str(method), {}))
+        axis.set_xlabel("share r of the budget for training")
+    return _finish(figure, folder / name)
+
+
+def _over_time(folder: Path, name: str, title: str) -> list[Path]:
+    """Accuracy over seconds: one panel for each k, FullDP in all of them."""
+    frame = pd.read_csv(folder / "curves.csv")
+    sizes = sorted(frame.loc[frame["method"] != WHOLE, "k"].unique())
+    figure, axes = plt.subplots(1, len(sizes), figsize=(4.2 * len(sizes), 3.8), squeeze=False, layout="constrained")
+    figure.suptitle(title)
+    for axis, k in zip(axes[0], sizes, strict=True):
+        for method, runs in frame[(frame["k"] == k) | (frame["method"] == WHOLE)].groupby("method", sort=False):
+            means = runs.groupby("epoch")[["seconds", "accuracy"]].mean()
+            style = {key: value for key, value in _STYLES.get(str(method), {}).items() if key != "marker"}
+            axis.plot(means["seconds"], 100 * means["accuracy"], label=method, **style)
+        axis.set(title=f"k = {k:g}", xlabel="seconds of training and selection", ylabel="test accuracy, %")
+        axis.set_xscale("symlog", linthresh=10)
+        tidy_axis(axis)
+    axes[0][0].legend(frameon=False, fontsize=8)
+    return _finish(figure, folder / name)
+
+
+def _gains(folder: Path, name: str, title: str) -> list[Path]:
+    frame = pd.read_csv(folder / "gains.csv")
+    return [gains_figure(frame, folder / f"{name}.{suffix}", title=title) for suffix in ("png", "svg")]
+
+
+_KINDS: dict[str, Callable[[Path, str, str], list[Path]]] = {
+    "over_fraction": _over_fraction,
+    "over_split": _over_split,
+    "over_time": _over_time,
+    "gains": _gains,
+}
+
+
+def _panels(frame: pd.DataFrame, title: str) -> tuple[Any, Iterator[tuple[Any, pd.DataFrame]]]:
+    """A row of axes for each dataset, one axis a budget."""
+    datasets, budgets = list(frame["dataset"].unique()), sorted(frame["budget"].unique())
+    size = (4.6 * len(budgets), 3.6 * len(datasets) + 0.3)
+    figure, axes = plt.subplots(len(datasets), len(budgets), figsize=size, squeeze=False, layout="constrained")
+    figure.suptitle(title)
+
+    def each() -> Iterator[tuple[Any, pd.DataFrame]]:
+        for row, dataset in zip(axes, datasets, strict=True):
+            for axis, budget in zip(row, budgets, strict=True):
+                yield axis, frame[(frame["dataset"] == dataset) & (frame["budget"] == budget)]
+                axis.set(title=f"{dataset}, ε = {budget:g}", ylabel="test accuracy, %")
+                tidy_axis(axis)
+        axes[0][0].legend(frameon=False, fontsize=8)
+
+    return figure, each()
+
+
+def _mean_line(axis: Any, runs: pd.DataFrame, across: str, label: str, style: dict[str, Any]) -> None:
+    cells = 100 * runs.groupby(across)["accuracy"].agg(["mean", "std"])
+    axis.errorbar(cells.index, cells["mean"], yerr=cells["std"].fillna(0), label=label, capsize=2, ms=5, **style)
+
+
+def _finish(figure: Any, stem: Path) -> list[Path]:
+    paths = [stem.with_suffix(f".{suffix}") for suffix in ("png", "svg")]
+    for path in paths:
+        figure.savefig(path, dpi=140)
+    plt.close(figure)
+    return paths

@@ -1,0 +1,76 @@
+"""Tables of test accuracy, made from runs.csv alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+WHOLE = "FullDP"  # does not depend on k: shown in every column
+
+
+def mean_std(values: pd.Series) -> str:
+    """Accuracy in percent: mean and, from two runs on, the standard deviation."""
+    if not len(values):
+        return ""
+    spread = f" ± {100 * values.std():.2f}" if len(values) > 1 else ""
+    return f"{100 * values.mean():.2f}{spread}"
+
+
+def mean_table(frame: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
+    """One row a cell: mean and deviation of the accuracy over seeds, number of runs, mean seconds."""
+    keys = list(by) or ["strategy"]
+    grouped = frame.groupby(keys, sort=False, dropna=False)
+    table = grouped["accuracy"].agg(accuracy=mean_std, runs="size").reset_index()
+    seconds = grouped[["train_seconds", "selection_seconds"]].mean().sum(axis=1).round(1)
+    return table.assign(seconds=seconds.to_numpy())
+
+
+def accuracy_tables(frame: pd.DataFrame, across: str = "k") -> dict[str, pd.DataFrame]:
+    """Methods × k (or × r), one table for each dataset and budget."""
+    tables = {}
+    for (dataset, budget), part in frame.groupby(["dataset", "budget"], sort=False):
+        columns = sorted(part.loc[part["method"] != WHOLE, across].unique()) or [1.0]
+        rows = {}
+        for method, runs in part.groupby("method", sort=False):
+            cells = {v: runs if method == WHOLE and across == "k" else runs[runs[across] == v] for v in columns}
+            rows[method] = {f"{across} = {v:g}": mean_std(cell["accuracy"]) for v, cell in cells.items()}
+        table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("method").reset_index()
+        tables[f"{dataset}, ε = {budget:g}"] = table
+    return tables
+
+
+def paper_comparison(frame: pd.DataFrame, paper: pd.DataFrame) -> pd.DataFrame:
+    """Each cell that the paper prints beside our mean: RandomDP against its RANDOM-DP, GLISTERDP against GLISTER-DP."""
+    ours = frame[frame["method"].isin(["RandomDP", "GLISTERDP"])]
+    means = ours.groupby(["dataset", "method", "budget", "k"], sort=False)["accuracy"].agg(["mean", "std", "size"])
+    merged = means.reset_index().merge(
+        paper.rename(columns={"strategy": "method", "epsilon": "budget", "fraction": "k"}),
+        on=["dataset", "method", "budget", "k"],
+    )
+    return pd.DataFrame(
+        {
+            "dataset": merged["dataset"],
+            "epsilon": merged["budget"],
+            "k": merged["k"],
+            "method": merged["method"],
+            "paper": (100 * merged["paper_accuracy"]).round(2),
+            "ours": (100 * merged["mean"]).round(2),
+            "std": (100 * merged["std"]).round(2),
+            "runs": merged["size"],
+            "difference": (100 * (merged["mean"] - merged["paper_accuracy"])).round(2),
+        }
+    )
+
+
+def to_markdown(table: pd.DataFrame) -> str:
+    """A GitHub table."""
+    cells = [[_text(v) for v in row] for row in table.itertuples(index=False)]
+    lines = ["| " + " | ".join(map(str, table.columns)) + " |", "|" + "---|" * len(table.columns)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in cells)])
+
+
+def _text(value: object) -> str:
+    if isinstance(value, float):
+        return "" if pd.isna(value) else f"{value:g}"
+    return str(value)
