@@ -142,6 +142,7 @@ def _load(args: argparse.Namespace) -> DotMap:
 
 
 def _run(args: argparse.Namespace) -> int:
+    from cords_dp.distributed import joined_world
     from cords_dp.experiments.run import run_experiment
 
     cfg = _load(args)
@@ -153,8 +154,10 @@ def _run(args: argparse.Namespace) -> int:
         cfg.ckpt.is_load = True
     suffix = "" if args.seed is None else f"-seed{args.seed}"
     out = args.out or Path("runs") / (Path(args.config).stem + suffix)
-    result = run_experiment(cfg, out, progress=not args.quiet)
-    print("\n" + result.text())
+    with joined_world() as world:
+        result = run_experiment(cfg, out, progress=not args.quiet)
+    if world.main:
+        print("\n" + result.text())
     return 0
 
 

@@ -56,7 +56,8 @@ KNOWN_KEYS: dict[str, set[str] | None] = {
 _TOP_LEVEL = {"setting", "is_reg", "report_tune", *KNOWN_KEYS}
 
 GREEDY_VARIANTS = ("Frozen", "RGreedy", "Stochastic", "Naive")
-MECHANISMS = ("threshold", "top_k", "exponential")
+MECHANISMS = ("match", "threshold", "top_k", "exponential")
+SECRET_POOLS = ("match", "threshold")  # mechanisms whose pool never leaves the training mechanism
 GRAD_SAMPLE_MODES = ("auto", "hooks", "functorch", "ew", "ghost")
 
 
@@ -67,7 +68,8 @@ class PrivacySettings:
     epsilon, delta: the budget of the whole run, for each record of D and of V. ``epsilon = inf`` turns
         clipping and noise off. delta defaults to 1e-5, or a tenth of 1/n where n is large.
     composition: ``joint`` composes training and selection numerically; ``basic`` splits ε and δ (the paper).
-    split: the share r of the budget that goes to training where selection takes part of it.
+    split: the share r of the budget that goes to training where selection takes part of it; 0.9 for ``match``, which
+        needs little, and 0.8 otherwise.
     selection_composition: how picks add up: ``paper``, ``bounded_range`` or ``freeze``.
     validation: is the validation set ``private`` (its use is charged to it) or ``public``?
     max_grad_norm, clipping: per-example clip norm; ``flat`` or ``automatic`` (normalised) clipping.
@@ -84,7 +86,7 @@ class PrivacySettings:
     epsilon: float
     delta: float | None = None
     composition: str = "joint"
-    split: float = 0.8
+    split: float | None = None
     selection_composition: str | None = None
     validation: str = "private"
     max_grad_norm: float = 1.0
@@ -109,12 +111,14 @@ class PrivacySettings:
 class SelectionSettings:
     """The part of ``dss_args`` that the plan needs. The first names are CORDS' own.
 
-    mechanism: ``threshold`` (a secret pool, nearly free), ``top_k`` (a subset to publish, one Gaussian release a
-        round) or ``exponential`` (the paper's).
+    mechanism: ``match`` (a secret pool drawn so that it resembles the validation set; nearly free), ``threshold`` (a
+        secret pool of the highest scores), ``top_k`` (a subset to publish, one Gaussian release a round) or
+        ``exponential`` (the paper's). ``match`` is the default for the score ``glister``, ``threshold`` for others.
     greedy, r: how the exponential mechanism's picks move the validation gradient; ``Frozen`` does not.
     score: ``glister``, ``el2n``, ``grad_norm`` or a registered one.
 
-    For ``threshold`` (and, of these, projection for ``top_k``); defaults chosen on MNIST with five classes cut to 10 %:
+    For ``threshold`` (projection also for ``match`` and ``top_k``, bins for ``match``); defaults chosen on MNIST with
+    five classes cut to 10 %:
     greedy_rounds: how often a selection moves the validation gradient along the records chosen so far.
     greedy_step: how far, in logits, the whole pool would move it.
     exploration: the share of the pool drawn by coins, without looking: selection then cannot hurt much. Raised to 0.9
@@ -131,7 +135,7 @@ class SelectionSettings:
     fraction: float = 1.0
     select_every: int = 1
     kappa: float = 0.0
-    mechanism: str = "threshold"
+    mechanism: str = "match"
     greedy: str = "Frozen"
     r: int = 15
     linear_layer: bool = True
@@ -237,7 +241,8 @@ def privacy_settings(cfg: Mapping[str, Any]) -> PrivacySettings:
     _number("privacy.epsilon", settings.epsilon, low=0, infinite=True)
     if settings.delta is not None:
         _number("privacy.delta", settings.delta, low=0, high=1)
-    _number("privacy.split", settings.split, low=0, high=1)
+    if settings.split is not None:
+        _number("privacy.split", settings.split, low=0, high=1)
     for name in ("max_grad_norm", "selection_clip", "validation_clip"):
         _number(f"privacy.{name}", getattr(settings, name), low=0)
     if settings.validation_noise is not None:
@@ -271,6 +276,8 @@ def selection_settings(cfg: Mapping[str, Any], *, selects: bool, whole: bool) ->
     names = {f.name for f in fields(SelectionSettings)}
     names.discard("reads_validation")
     given = {key: section[key] for key in section if key in names and section[key] is not None}
+    if given.get("score", "glister") != "glister":
+        given.setdefault("mechanism", "threshold")
     settings = SelectionSettings(**given)
     if not whole:
         if "fraction" not in given:
@@ -289,7 +296,9 @@ def selection_settings(cfg: Mapping[str, Any], *, selects: bool, whole: bool) ->
     _flag("dss_args.secret_subset", settings.secret_subset)
     if settings.secret_subset and (cfg.get("ckpt") or {}).get("is_load"):
         raise ConfigError("ckpt.is_load", True, "a run on a secret subset cannot be resumed: no file holds the subset")
-    if settings.publish_subset and (whole or settings.secret_subset or (selects and settings.mechanism == "threshold")):
+    if settings.publish_subset and (
+        whole or settings.secret_subset or (selects and settings.mechanism in SECRET_POOLS)
+    ):
         raise ConfigError(
             "dss_args.publish_subset",
             True,

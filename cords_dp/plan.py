@@ -15,10 +15,12 @@ subset, top_k          Gaussian (σ_s) on all scores, R rounds     1 (one score)
 thresholds, threshold  Gaussian (σ_s) on tail counts, R·G         1 cell                       D
 sums, threshold        Gaussian (σ_s), R·G (R·(G−1) without       1 (unit gradients)           D
                        coins)
+sum and tail counts,   Gaussian (σ_s), one of each a run          1 (unit gradients), 1 cell   D
+match
 validation gradient    Gaussian (σ_v), when V is private          C_v (sum over V)             V
 =====================  =========================================  ===========================  =======
 
-The pool of `threshold` is not released and costs nothing by itself: see `selection.threshold`.
+The pools of `match` and `threshold` are not released and cost nothing by themselves: see `selection.match`.
 RandomDP and FullDP choose without looking at the data and pay for training only. With ``secret_subset``
 RandomDP's subset is drawn by secret coins, once, and never released: see `amplified`.
 """
@@ -44,7 +46,7 @@ from cords_dp.accounting import (
     epsilon_bound,
     gaussian,
 )
-from cords_dp.config import PrivacySettings, SelectionSettings
+from cords_dp.config import SECRET_POOLS, PrivacySettings, SelectionSettings
 from cords_dp.errors import AccountingError
 
 WARM_START, TRAINING, SELECTION, VALIDATION = "warm start", "training", "selection", "validation"
@@ -58,6 +60,7 @@ class EpochPlan:
     steps: int
     rate: float
     selects: bool = False
+    redraws: bool = False  # a fresh pool from what was released before; costs nothing
 
     @property
     def phase(self) -> str:
@@ -106,6 +109,13 @@ class PrivacyPlan:
     # -- what the mechanisms need -------------------------------------------------------------
 
     @property
+    def split(self) -> float:
+        """The share of the budget for training, where selection takes part of it."""
+        if self.privacy.split is not None:
+            return self.privacy.split
+        return 0.9 if self.selection.mechanism == "match" else 0.8
+
+    @property
     def noiseless(self) -> bool:
         return self.privacy.noiseless
 
@@ -131,7 +141,7 @@ class PrivacyPlan:
     @property
     def secret_pool(self) -> bool:
         """Is the pool secret state of the training mechanism, or was it paid for (or drawn blindly)?"""
-        return self.selection.secret_subset or (self.shape.selects and self.selection.mechanism == "threshold")
+        return self.selection.secret_subset or (self.shape.selects and self.selection.mechanism in SECRET_POOLS)
 
     @property
     def inclusion(self) -> float:
@@ -212,7 +222,7 @@ class PrivacyPlan:
     def _phase_delta(self, phase: str) -> float:
         if self.privacy.composition != "basic" or not self.shape.rounds or phase == VALIDATION:
             return self.delta
-        return self.delta * (1 - self.privacy.split if phase == SELECTION else self.privacy.split)
+        return self.delta * (1 - self.split if phase == SELECTION else self.split)
 
     def _basic_total(self, entries: list[Entry]) -> Bound:
         """Basic composition: the ε and the δ of training and of selection add up."""
@@ -285,12 +295,12 @@ def validation_releases(selection: SelectionSettings, k: int) -> int:
 
 
 def gaussian_releases(selection: SelectionSettings) -> int:
-    """Gaussian releases on D in one round: the scores once, or G thresholds and the sums between them.
+    """Gaussian releases on D in one round: a sum and a histogram, or the scores once, or G thresholds and sums.
 
     The coins' sum comes before the first threshold, so there is one more where a share is drawn by coins.
     """
-    if selection.mechanism == "top_k":
-        return 1
+    if selection.mechanism in ("match", "top_k"):
+        return 2 if selection.mechanism == "match" else 1
     return 2 * selection.greedy_rounds - (0 if selection.exploration else 1)
 
 

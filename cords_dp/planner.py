@@ -38,8 +38,13 @@ def epoch_schedule(
         elif epoch <= select_after:
             schedule.append(EpochPlan("skip", 0, 0.0))
         else:
-            due = selects and epoch > 1 and (epoch - 1) % selection.select_every == 0
-            schedule.append(EpochPlan("own", math.ceil(k / batch), batch / k, due))
+            due = selects and (epoch - 1) % selection.select_every == 0
+            first = selects and epoch == select_after + 1
+            if selection.mechanism == "match":
+                # It looks at the records once, before training on them, and then only draws anew.
+                schedule.append(EpochPlan("own", math.ceil(k / batch), batch / k, first, due and not first))
+            else:
+                schedule.append(EpochPlan("own", math.ceil(k / batch), batch / k, due and epoch > 1))
     return tuple(schedule)
 
 
@@ -84,6 +89,12 @@ def build_plan(
 def _refuse_unproved(privacy: PrivacySettings, selection: SelectionSettings, k: int) -> None:
     if k < 1:
         raise ConfigError("dss_args.fraction", selection.fraction, "selects no record at all; raise it")
+    if selection.mechanism == "match" and (selection.score != "glister" or selection.selection_type == "PerClass"):
+        raise ConfigError(
+            "dss_args.mechanism",
+            "match",
+            "matches gradients and class shares by itself; for another score or per-class quotas use 'threshold'",
+        )
     if selection.mechanism == "exponential":
         _refuse_unproved_picks(privacy, selection)
     elif selection.selection_type == "PerClass" and selection.mechanism == "top_k" and not privacy.labels_public:
@@ -139,7 +150,7 @@ def _delta(privacy: PrivacySettings, shape: Shape) -> float:
 
 def _with_selection_noise(plan: PrivacyPlan) -> PrivacyPlan:
     """ε₀, or σ of the Gaussian releases, such that selection alone costs (1−r)·ε."""
-    target = (1 - plan.privacy.split) * plan.privacy.epsilon
+    target = (1 - plan.split) * plan.privacy.epsilon
     picks = plan.selection.mechanism == "exponential"
 
     def candidate(value: float) -> PrivacyPlan:
@@ -175,7 +186,7 @@ def _calibrate_validation(plan: PrivacyPlan) -> float:
 def _calibrate_training(plan: PrivacyPlan) -> float:
     """σ such that the total on D meets the budget."""
     basic = plan.privacy.composition == "basic" and plan.shape.rounds > 0
-    target = before_amplification(plan.privacy.epsilon, plan.inclusion) * (plan.privacy.split if basic else 1.0)
+    target = before_amplification(plan.privacy.epsilon, plan.inclusion) * (plan.split if basic else 1.0)
     delta = plan._phase_delta(TRAINING) / plan.inclusion
 
     def cost_of(sigma: float, accountant: str = plan.privacy.accountant) -> float:

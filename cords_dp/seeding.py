@@ -25,12 +25,14 @@ class Streams:
     ``attempt`` counts how often the run was started from its ledger: a resumed run draws fresh masks
     and fresh noise even when the seed is fixed, because replaying the old ones would reveal them. ``context`` (the
     plan's fingerprint) keeps runs of one seed but different budgets from sharing noise, which a difference of two
-    models would cancel.
+    models would cancel. ``entropy`` stands in for the operating system's where no seed is fixed and several processes
+    must draw alike; it is as secret as the noise.
     """
 
     seed: int | None = None
     attempt: int = 0
     context: str = ""
+    entropy: int | None = None
 
     @property
     def public_seed(self) -> int:
@@ -42,7 +44,9 @@ class Streams:
         if stream in ("data", "init"):
             return np.random.SeedSequence([self.public_seed, position])
         if self.seed is None:
-            return np.random.SeedSequence()
+            return (
+                np.random.SeedSequence() if self.entropy is None else np.random.SeedSequence([self.entropy, position])
+            )
         context = int.from_bytes(hashlib.sha256(self.context.encode()).digest()[:16], "big")
         return np.random.SeedSequence([self.seed, position, self.attempt, context])
 

@@ -9,21 +9,31 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
+from cords_dp.distributed import World
+
 Batch = tuple[Tensor, Tensor, Tensor]
 
 
 def poisson_batches(
-    dataset: Dataset, members: np.ndarray, *, rate: float, steps: int, rng: np.random.Generator
+    dataset: Dataset,
+    members: np.ndarray,
+    *,
+    rate: float,
+    steps: int,
+    rng: np.random.Generator,
+    weights: Tensor | None = None,
+    world: World = World(),  # noqa: B008 - frozen
 ) -> Iterator[Batch]:
-    """``steps`` batches of (x, y, weight 1), each member falling into each batch with probability ``rate``.
+    """``steps`` batches of (x, y, weight), each member falling into each batch with probability ``rate``.
 
     Formal guarantee: the inclusions are independent over members and steps and are drawn in float64 from a
-    generator that nothing else uses. The number of batches is a public constant. Batches may be empty.
+    generator that nothing else uses. The number of batches is a public constant. Batches may be empty. Of several
+    processes each gets its turns of the same batches.
     """
     for _ in range(steps):
-        chosen = members[rng.random(len(members)) < rate]
-        x, y = fetch(dataset, chosen)
-        yield x, y, torch.ones(len(y))
+        drawn = np.flatnonzero(rng.random(len(members)) < rate)[world.rank :: world.size]
+        x, y = fetch(dataset, members[drawn])
+        yield x, y, torch.ones(len(y)) if weights is None else weights[torch.from_numpy(drawn)]
 
 
 def fetch(dataset: Dataset, indices: np.ndarray) -> tuple[Tensor, Tensor]:

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from dotmap import DotMap
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from cords_dp.accounting import Ledger
 from cords_dp.dataloaders.poisson import Batch, poisson_batches
+from cords_dp.distributed import current_world
 from cords_dp.errors import MechanismError
 from cords_dp.plan import EpochPlan, PrivacyPlan
 from cords_dp.seeding import Streams
@@ -41,6 +43,7 @@ class PoissonEpochs:
     dataset: Dataset
     cur_epoch: int
     subset_indices: np.ndarray
+    subset_weights: Tensor | None
     selection_seconds: float = 0.0
 
     def _start(self, plan: PrivacyPlan, streams: Streams) -> None:
@@ -58,9 +61,21 @@ class PoissonEpochs:
             start = time.perf_counter()
             self.resample()
             self.selection_seconds += time.perf_counter() - start
+        elif epoch.redraws:
+            self.redraw()
         self.cur_epoch += 1
-        members = np.arange(self.plan.shape.n) if epoch.pool == "all" else np.asarray(self.subset_indices)
-        return poisson_batches(self.dataset, members, rate=epoch.rate, steps=epoch.steps, rng=self._batch_rng)
+        members, weights = np.asarray(self.subset_indices), self.subset_weights
+        if epoch.pool == "all":
+            members, weights = np.arange(self.plan.shape.n), None
+        return poisson_batches(
+            self.dataset,
+            members,
+            rate=epoch.rate,
+            steps=epoch.steps,
+            rng=self._batch_rng,
+            weights=weights,
+            world=current_world(),
+        )
 
     def __len__(self) -> int:
         """Steps of the coming epoch: a public constant of the plan."""
@@ -68,6 +83,9 @@ class PoissonEpochs:
 
     def resample(self) -> None:
         raise MechanismError(f"{type(self).__name__} does not select, but the plan has a selection")
+
+    def redraw(self) -> None:
+        raise MechanismError(f"{type(self).__name__} cannot draw its pool anew, but the plan says so")
 
 
 class FullDPDataLoader(PoissonEpochs):
@@ -77,7 +95,7 @@ class FullDPDataLoader(PoissonEpochs):
         self._start(plan, streams)
         self.dataset = train_loader.dataset
         self.cur_epoch = 1
-        self.subset_indices = np.arange(plan.shape.n)
+        self.subset_indices, self.subset_weights = np.arange(plan.shape.n), None
 
 
 class _CordsLoader(PoissonEpochs):
@@ -165,5 +183,15 @@ class GLISTERDPDataLoader(_CordsLoader, GLISTERDataLoader):
         self._run_logger.info("Epoch: %d, requires subset selection. ", self.cur_epoch)
         with torch.no_grad():
             weights = {name: value.detach().clone() for name, value in self.train_model.state_dict().items()}
-        indices, self.subset_weights = self.strategy.select(self.budget, weights)
-        self.subset_indices = np.asarray(indices)
+        self._set_pool(*self.strategy.select(self.budget, weights))
+
+    def redraw(self) -> None:
+        self._set_pool(*self.strategy.redraw())
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """The pool of a checkpoint, recomputed from released values."""
+        self._set_pool(*self.strategy.members_from(state))
+
+    def _set_pool(self, indices: Sequence[int], weights: Tensor) -> None:
+        indices, weights = current_world().share((indices, weights))
+        self.subset_indices, self.subset_weights = np.asarray(indices, dtype=np.int64), weights

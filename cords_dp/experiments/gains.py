@@ -62,7 +62,7 @@ def gains_table(cfg: DotMap, out: Path, *, epochs: int) -> tuple[pd.DataFrame, P
             delta=base.delta,
             composition=composition,
             selection_composition=picks,
-            split=base.privacy.split,
+            split=base.split,
             accountant=base.privacy.accountant,
         )
         plan = build_plan(

@@ -15,6 +15,7 @@ import yaml
 from dotmap import DotMap
 
 from cords_dp.config import to_plain
+from cords_dp.distributed import current_world
 from cords_dp.report.statement import privacy_markdown, privacy_report
 from cords_dp.training import TrainClassifier, check_config
 
@@ -56,6 +57,8 @@ def run_experiment(cfg: DotMap, out: Path, *, progress: bool = True) -> RunResul
     model.pt (a plain state_dict), result.json (the summary); subset.json only where the config asks to publish it.
     """
     check_config(cfg)
+    if not current_world().main:
+        return _help_training(cfg, out)
     out.mkdir(parents=True, exist_ok=True)
     cfg.train_args.results_dir = cfg.ckpt.dir = str(out)
     trainer = TrainClassifier(cfg)
@@ -76,6 +79,13 @@ def run_experiment(cfg: DotMap, out: Path, *, progress: bool = True) -> RunResul
     facts = {**asdict(result), "versions": versions()}
     (out / "result.json").write_text(json.dumps(_json_safe(facts), indent=2))
     return result
+
+
+def _help_training(cfg: DotMap, out: Path) -> RunResult:
+    """What the ranks other than 0 do: train along and write nothing."""
+    trainer = TrainClassifier(cfg)
+    trainer.train()
+    return _summary(trainer, out)
 
 
 def _summary(trainer: TrainClassifier, out: Path) -> RunResult:

@@ -2,7 +2,7 @@
 
 A scattering transform (Mallat) is a fixed function of one image. A small classifier on top of it learns far
 more from a small privacy budget than a network that must learn its own features (Tramèr & Boneh, 2021). The
-features are normalised per image and group of channels, so no statistic of the data is used.
+features are normalised with statistics of random images and per image, so no statistic of the data is used.
 
 Features are computed once and kept on disk. A model here takes either images or ready features.
 """
@@ -13,11 +13,13 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from filelock import FileLock
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
@@ -25,32 +27,68 @@ from tqdm import tqdm
 
 from cords_dp.datasets import ArrayDataset
 
-GROUPS = 27
 _BATCH = 256
+_PRIOR_IMAGES = 512
+_WHITENING = 0.25  # 0: channels are only standardised; 0.5: they are decorrelated altogether
 
 
 class Scattering(nn.Module):
-    """Images N×C×H×W → normalised scattering maps N×(81·C)×H/4×W/4 (J = 2, eight angles)."""
+    """Images N×C×H×W → normalised scattering maps N×(81·C)×H/4×W/4 (J = 2, eight angles).
+
+    Scattering coefficients differ in size and are correlated, which slows noisy training down. Their means and
+    covariance are taken from random images with the spectrum of natural ones (1/f), not from any data, and half of the
+    correlation is taken out. Then each image is scaled to mean square 1, by itself.
+    """
 
     def __init__(self, input_shape: Sequence[int]):
         super().__init__()
         self.input_shape = tuple(input_shape)
         channels, height, width = self.input_shape
         self.feature_shape = (81 * channels, height // 4, width // 4)
-        self._transform: Any = None
-
-    def _kymatio(self) -> Any:
-        if self._transform is None:
-            from kymatio.torch import Scattering2D
-
-            # kept out of the module tree: filters are constants, not weights to save
-            object.__setattr__(self, "_transform", Scattering2D(J=2, shape=self.input_shape[1:]))
-        return self._transform
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
-        maps = self._kymatio()(images.cpu().contiguous()).reshape(len(images), *self.feature_shape)
-        return F.group_norm(maps, GROUPS).to(images.device)
+        mean, matrix = _prior(self.input_shape)
+        maps = scattering_maps(images.cpu(), self.input_shape) - mean
+        maps = torch.einsum("ij,njhw->nihw", matrix, maps)
+        return (maps / maps.pow(2).mean(dim=(1, 2, 3), keepdim=True).sqrt().clamp_min(1e-6)).to(images.device)
+
+
+def scattering_maps(images: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Scattering coefficients as they are, N×(81·C)×H/4×W/4."""
+    channels, height, width = shape
+    return _kymatio(height, width)(images.contiguous()).reshape(len(images), 81 * channels, height // 4, width // 4)
+
+
+@lru_cache(maxsize=4)
+def _kymatio(height: int, width: int) -> Any:
+    from kymatio.torch import Scattering2D
+
+    return Scattering2D(J=2, shape=(height, width))
+
+
+@lru_cache(maxsize=4)
+def _prior(shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Mean of each channel and the matrix that standardises channels and takes out half of their correlation."""
+    maps = torch.cat([scattering_maps(part, shape) for part in natural_noise(_PRIOR_IMAGES, shape).split(_BATCH)])
+    samples = maps.permute(0, 2, 3, 1).flatten(0, 2).double()
+    mean, std = samples.mean(dim=0), samples.std(dim=0)
+    standardised = (samples - mean) / std
+    values, vectors = torch.linalg.eigh(standardised.T @ standardised / len(standardised))
+    matrix = vectors @ torch.diag((values + 0.01) ** -_WHITENING) @ vectors.T / std
+    return mean.float().reshape(1, -1, 1, 1), matrix.float()
+
+
+def natural_noise(count: int, shape: tuple[int, ...]) -> Tensor:
+    """Random images whose amplitude falls as 1/f, with channels that mostly agree; standard deviation 1 each."""
+    channels, height, width = shape
+    generator = torch.Generator().manual_seed(0)  # public, the same for everyone
+    frequency = (torch.fft.fftfreq(height)[:, None] ** 2 + torch.fft.fftfreq(width)[None, :] ** 2).sqrt()
+    frequency[0, 0] = 1 / max(height, width)
+    grey = torch.randn(count, 1, height, width, generator=generator)
+    colour = torch.randn(count, channels, height, width, generator=generator)
+    images = torch.fft.ifft2(torch.fft.fft2(0.95 * grey + 0.3 * colour) / frequency).real
+    return images / images.std(dim=(1, 2, 3), keepdim=True)
 
 
 class ScatterLinear(nn.Module):
@@ -142,15 +180,17 @@ def with_features(dataset: Dataset, transform: Scattering, cache: Path, *, progr
     path = cache / f"scattering-{_fingerprint(dataset, transform)}.npy"
     if not path.is_file():
         cache.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}.tmp.npy")
-        _write_features(dataset, transform, temporary, progress)
-        os.replace(temporary, path)
+        with FileLock(path.with_suffix(".lock")):  # two runs that start together compute them once
+            if not path.is_file():
+                temporary = path.with_suffix(".tmp.npy")
+                _write_features(dataset, transform, temporary, progress)
+                os.replace(temporary, path)
     # "c": mapped, so that all processes share one copy in memory, and never written back
     return FeatureDataset(np.load(path, mmap_mode="c"), dataset)
 
 
 def _fingerprint(dataset: ArrayDataset, transform: Scattering) -> str:
-    settings = json.dumps(["J=2", transform.input_shape, GROUPS, dataset.constants])
+    settings = json.dumps(["J=2, 1/f prior", _WHITENING, transform.input_shape, dataset.constants])
     digest = hashlib.sha256(settings.encode())
     digest.update(dataset.x.numpy().tobytes())
     return digest.hexdigest()[:24]

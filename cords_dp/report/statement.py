@@ -142,7 +142,9 @@ def _sensitivity(plan: PrivacyPlan, phase: str) -> str:
         TRAINING: f"{privacy.max_grad_norm:g} (clip norm)",
         WARM_START: f"{privacy.max_grad_norm:g} (clip norm)",
         SELECTION: _selection_sensitivity(plan),
-        VALIDATION: f"{privacy.validation_clip:g} (clip norm)",
+        VALIDATION: "1 (unit gradients)"
+        if plan.selection.mechanism == "match"
+        else f"{privacy.validation_clip:g} (clip norm)",
     }[phase]
 
 
@@ -151,6 +153,7 @@ def _selection_sensitivity(plan: PrivacyPlan) -> str:
         "exponential": f"{plan.score_sensitivity:g} (score)",
         "top_k": "1 (one score in [−1, 1])",
         "threshold": "1 (one histogram cell; one unit gradient)",
+        "match": "1 (one unit gradient; one histogram cell)",
     }[plan.selection.mechanism]
 
 

@@ -176,12 +176,15 @@ class GLISTERDPStrategy(GLISTERStrategy):
         if (event := self.plan.validation_event()) is not None:
             self.ledger.charge(VALIDATION_DATA, VALIDATION, event)
 
-    def _noisy_mean(self, total: Tensor) -> Tensor:
-        """``Σ_V clip(g)/|V|``, with noise where V is private. |V| is public."""
+    def _noisy_mean(self, total: Tensor, sensitivity: float | None = None) -> Tensor:
+        """``total/|V|``, with noise where V is private. |V| is public.
+
+        A record's part of ``total`` has norm at most ``sensitivity``, by default the clip norm C_v.
+        """
         if self.plan.sigma_validation is not None:
             noisy = gaussian_release(
                 total.double().cpu().numpy(),
-                sensitivity=self.plan.privacy.validation_clip,
+                sensitivity=self.plan.privacy.validation_clip if sensitivity is None else sensitivity,
                 noise_multiplier=self.plan.sigma_validation,
                 rng=self._validation_rng,
             )

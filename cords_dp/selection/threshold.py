@@ -170,8 +170,9 @@ class ThresholdStrategy(GLISTERDPStrategy):
             "thresholds": [torch.from_numpy(t) for _, t in self.released],
         }
 
-    def members_from(self, state: dict[str, Any]) -> np.ndarray:
+    def members_from(self, state: dict[str, Any]) -> tuple[list[int], Tensor]:
         """The pool of a checkpoint, recomputed with fresh coins. Nothing new is released."""
         self._score_model(state["weights"])
         self.released = [(v, t.numpy()) for v, t in zip(state["directions"], state["thresholds"], strict=True)]
-        return np.flatnonzero(self.membership(self.released, self._coins()))
+        members = np.flatnonzero(self.membership(self.released, self._coins()))
+        return members.tolist(), torch.ones(len(members))

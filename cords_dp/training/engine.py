@@ -1,13 +1,14 @@
 """One DP-SGD step, through Opacus.
 
-``θ ← θ − η · ( Σ_{j∈batch} clip_C(w_j ∇ℓ_j) + N(0, σ²C²I) ) / b̄`` with ``b̄`` the *expected* batch size, a
-public constant.
+``θ ← θ − η · ( Σ_{j∈batch} w_j clip_C(∇ℓ_j) + N(0, σ²C²I) ) / b̄``, with weights
+in [0, 1] and ``b̄`` the *expected* batch size, a public constant.
 
 Formal guarantees
 -----------------
 Unit: one record, zero-out. Each step is one Poisson-subsampled Gaussian event (q, σ), provided the batch
-holds each record independently with probability q. A record's part of the sum has L2 norm at most C: its
-weight is applied before clipping, and a record whose gradient is not finite contributes nothing. An empty
+holds each record independently with probability q. A record's part of the sum has L2 norm at most C: weights are
+brought into [0, 1] before they multiply the clipped gradient, and a record whose gradient is not finite contributes
+nothing. An empty
 batch still takes a step and adds noise. The event is charged by the caller before the step.
 
 Opacus computes per-example gradients in several ways ("modes") of very different speed; which one is
@@ -23,10 +24,16 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from opacus.grad_sample import GradSampleModuleFastGradientClipping, prepare_module
-from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
+from opacus.optimizers import (
+    DistributedDPOptimizer,
+    DistributedDPOptimizerFastGradientClipping,
+    DPOptimizer,
+    DPOptimizerFastGradientClipping,
+)
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from cords_dp.distributed import World, current_world
 from cords_dp.errors import UnsupportedModelError
 from cords_dp.mechanisms import clip_factors, keep_rows
 
@@ -66,6 +73,7 @@ class PrivateEngine:
         generator: torch.Generator,
         normalise: bool = False,
         max_physical_batch_size: int = 512,
+        distributed: bool = False,
     ):
         self.mode, self.criterion, self.piece = mode, criterion, max_physical_batch_size
         self.max_grad_norm, self.normalise = max_grad_norm, normalise
@@ -80,11 +88,12 @@ class PrivateEngine:
                 raise UnsupportedModelError(f"{type(model).__name__} in mode {mode}: {error}") from error
         if mode == "ghost":
             _refuse_sequences(model)
-        self.optimizer: DPOptimizer = (DPOptimizerFastGradientClipping if mode == "ghost" else _BoundedDPOptimizer)(
+        world = current_world() if distributed else World()
+        self.optimizer: DPOptimizer = _optimizer_class(mode, world)(
             optimizer,
             noise_multiplier=sigma,
             max_grad_norm=max_grad_norm,
-            expected_batch_size=batch_size,
+            expected_batch_size=batch_size / world.size,  # Opacus divides by the number of processes once more
             loss_reduction="mean",
             generator=generator,
         )
@@ -92,6 +101,7 @@ class PrivateEngine:
 
     def step(self, x: Tensor, y: Tensor, weights: Tensor) -> None:
         """Take one noisy step on a Poisson batch of any size, none included."""
+        weights = weights.nan_to_num(0.0).clamp(0.0, 1.0)
         pieces = list(_pieces(len(y), self.piece))
         for number, piece in enumerate(pieces):
             self.optimizer.zero_grad(set_to_none=True)
@@ -105,16 +115,14 @@ class PrivateEngine:
         for p in self.optimizer.params:
             p.__dict__.pop("_norm_sample", None)  # exact norms must not travel with the model
 
-    def _losses(self, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-        return self.criterion(self.model(x), y) * weights
-
     def _example_gradients(self, x: Tensor, y: Tensor, weights: Tensor) -> None:
         """Leave every example's gradient in ``p.grad_sample``; `_BoundedDPOptimizer` clips and sums them."""
         if len(y) == 0:
             for p in self.optimizer.params:
                 p.grad_sample = p.new_zeros((0, *p.shape))  # type: ignore[attr-defined]
             return
-        self._losses(x, y, weights).sum().backward()
+        self.criterion(self.model(x), y).sum().backward()
+        self.optimizer.example_weights = weights
 
     def _ghost_gradients(self, x: Tensor, y: Tensor, weights: Tensor) -> None:
         """Leave the clipped sum in ``p.grad``: one backward pass for the norms, one for the sum."""
@@ -123,7 +131,7 @@ class PrivateEngine:
             for p in self.optimizer.params:
                 p.grad = torch.zeros_like(p)
             return
-        losses = self._losses(x, y, weights)
+        losses = self.criterion(self.model(x), y)
         losses.sum().backward(retain_graph=True)
         norms = self.model.get_norm_sample().detach()
         self.optimizer.zero_grad(set_to_none=True)
@@ -133,7 +141,7 @@ class PrivateEngine:
             # zeroing its gradient; only the time taken differs.
             self._ghost_gradients(x[finite], y[finite], weights[finite])
             return
-        factors = clip_factors(norms, self.max_grad_norm, normalise=self.normalise)
+        factors = weights * clip_factors(norms, self.max_grad_norm, normalise=self.normalise)
         self.model.disable_hooks()
         try:
             (losses * factors).sum().backward()
@@ -153,20 +161,40 @@ def _refuse_sequences(model: nn.Module) -> None:
             module.register_forward_pre_hook(check)
 
 
-class _BoundedDPOptimizer(DPOptimizer):
-    """Opacus' optimizer with our clipping: non-finite gradients become zero, norms never exceed C."""
+class _BoundedClipping:
+    """Our clipping for Opacus' optimizers: non-finite gradients become zero, norms never exceed C."""
 
     normalise = False
+    example_weights: Tensor
+    max_grad_norm: float
+    params: list[nn.Parameter]
+    _get_flat_grad_sample: Callable[[nn.Parameter], Tensor]
 
     def clip_and_accumulate(self) -> None:
         samples = [self._get_flat_grad_sample(p).to(p.dtype) for p in self.params]
         norms = torch.stack([g.flatten(1).norm(dim=1) for g in samples], dim=1).norm(dim=1)
         factors = clip_factors(norms, self.max_grad_norm, normalise=self.normalise)
+        if len(factors):
+            factors = factors * self.example_weights
         for p, gradients in zip(self.params, samples, strict=True):
             if not bool(torch.isfinite(norms).all()):
                 gradients = keep_rows(gradients, torch.isfinite(norms))
             total = torch.einsum("i,i...", factors, gradients)
             p.summed_grad = total if p.summed_grad is None else p.summed_grad + total  # type: ignore[attr-defined]
+
+
+class _BoundedDPOptimizer(_BoundedClipping, DPOptimizer):
+    pass
+
+
+class _DistributedBoundedDPOptimizer(_BoundedClipping, DistributedDPOptimizer):
+    pass
+
+
+def _optimizer_class(mode: str, world: World) -> type[DPOptimizer]:
+    if mode == "ghost":
+        return DPOptimizerFastGradientClipping if world.size == 1 else DistributedDPOptimizerFastGradientClipping
+    return _BoundedDPOptimizer if world.size == 1 else _DistributedBoundedDPOptimizer
 
 
 def _pieces(size: int, piece: int) -> Iterator[slice]:

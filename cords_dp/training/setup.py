@@ -17,6 +17,7 @@ from cords_dp.config import (
     selection_settings,
 )
 from cords_dp.datasets import check_dataset, known_sizes
+from cords_dp.distributed import current_world, local_rank
 from cords_dp.errors import ConfigError
 from cords_dp.models import check_model
 from cords_dp.plan import PrivacyPlan
@@ -103,6 +104,8 @@ def _device(name: Any) -> str:
         raise ConfigError("train_args.device", wanted, "must be cpu, cuda or cuda:N") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         return "cpu"
+    if device.type == "cuda" and current_world().size > 1:
+        return f"cuda:{local_rank()}"
     return wanted
 
 

@@ -7,10 +7,14 @@ strategies the loop is DP-SGD by the privacy plan, and nothing about single reco
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import copy
 import logging
 import random
+import secrets
+import shutil
+import tempfile
 import time
 import warnings
 from collections.abc import Iterable, Iterator
@@ -20,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 from dotmap import DotMap
+from opacus.distributed import DifferentiallyPrivateDistributedDataParallel as DPDDP
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
@@ -29,7 +34,8 @@ from cords_dp import toolkit
 from cords_dp.accounting import TRAINING_DATA, Ledger
 from cords_dp.dataloaders import sequential_batches
 from cords_dp.datasets import Splits, build_dataset
-from cords_dp.errors import AccountingError, BudgetExceededError, MechanismError
+from cords_dp.distributed import World, current_world
+from cords_dp.errors import AccountingError, BudgetExceededError, ConfigError, MechanismError
 from cords_dp.models import build_model, make_private_ready, with_features
 from cords_dp.plan import Cost, PrivacyPlan
 from cords_dp.registry import LoaderContext
@@ -55,8 +61,12 @@ class TrainClassifier(toolkit.TrainClassifier):
         _as_dotmaps(config_file_data)
         self.setup = check_config(config_file_data, own_data=True)  # the data may be handed to train()
         _fill_defaults(config_file_data, self.setup.strategy.whole)
+        self.world = current_world()
+        if not self.world.main:  # rank 0 alone writes
+            _write_nowhere(config_file_data)
         super().__init__(config_file_data)
         self.logger = _own_logger(self.logger)
+        self.logger.disabled = not self.world.main
         if self.setup.device != str(self.cfg.train_args.device):
             self.logger.warning("No CUDA on this machine: training on the CPU instead.")
         self.cfg.train_args.device = self.setup.device
@@ -115,16 +125,27 @@ class TrainClassifier(toolkit.TrainClassifier):
             data = build_dataset(self.cfg, Streams(self.setup.seed).numpy("data"))
         n, n_validation = len(data.train), len(data.validation)  # type: ignore[arg-type]
         self.plan = self.setup.plan(n, n_validation)
+        if self.plan is None and self.world.size > 1:
+            raise ConfigError(
+                "dss_args.type", self.cfg.dss_args.type, "only private strategies train in several processes"
+            )
         return data
 
     def _train(self, data: Splits) -> None:
         checkpoint_path = self._checkpoint_path()
-        self.ledger = self._open_ledger(checkpoint_path)
+        self.ledger = self._shared_ledger(checkpoint_path)
         context = self.plan.fingerprint if self.plan else ""
-        streams = Streams(self.setup.seed, attempt=self.ledger.attempts, context=context)
+        streams = Streams(
+            self.setup.seed,
+            attempt=self.ledger.attempts,
+            context=context,
+            entropy=self.world.share(_entropy(self.world)),
+        )
         _seed_global_generators(streams)
         self._total_steps = self.plan.shape.steps if self.plan else 0
         model = self.model = self.create_model(data.num_classes)
+        if self.world.size > 1:
+            DPDDP(model)  # sends rank 0's weights to the others
         data = self.data = self._with_features(data, model)
         _, criterion = self.loss_function()
         optimizer, scheduler = self.optimizer_with_scheduler(model)
@@ -139,7 +160,7 @@ class TrainClassifier(toolkit.TrainClassifier):
             unit="step",
             desc=self.setup.strategy.name,
             mininterval=0.5,
-            disable=not self.show_progress,
+            disable=not self.show_progress or not self.world.main,
             leave=False,
         )
         with bar:
@@ -149,6 +170,8 @@ class TrainClassifier(toolkit.TrainClassifier):
                 except BudgetExceededError as error:
                     self.logger.warning("Stopped after epoch %d: %s", epoch - 1, error)
                     break
+                if not self.world.main:
+                    continue
                 if epoch % self.cfg.train_args.get("print_every", 1) == 0 or epoch == self.setup.epochs:
                     self._evaluate_epoch(epoch, data, self._released(model), criterion, subset_metrics)
                 if self.cfg.ckpt.get("is_save") and epoch % (self.cfg.ckpt.get("save_every") or 1) == 0:
@@ -268,7 +291,9 @@ class TrainClassifier(toolkit.TrainClassifier):
             return PlainEngine(model, optimizer, criterion, batch_size=self.setup.batch_size)
         privacy = self.plan.privacy
         mode = privacy.grad_sample_mode
-        mode = fastest_mode(model, *self._made_up_batch(data), criterion, MODES if mode == "auto" else (mode,))
+        mode = self.world.share(
+            fastest_mode(model, *self._made_up_batch(data), criterion, MODES if mode == "auto" else (mode,))
+        )
         self.logger.info("Per-example gradients by Opacus, mode %s.", mode)
         return PrivateEngine(
             model,
@@ -281,6 +306,7 @@ class TrainClassifier(toolkit.TrainClassifier):
             generator=streams.torch("noise", self.setup.device),
             normalise=privacy.clipping == "automatic",
             max_physical_batch_size=privacy.max_physical_batch_size,
+            distributed=True,
         )
 
     def _made_up_batch(self, data: Splits) -> tuple[Tensor, Tensor]:
@@ -348,6 +374,13 @@ class TrainClassifier(toolkit.TrainClassifier):
         below = Path(log_file).parent.relative_to(Path(self.cfg.train_args.results_dir).expanduser().resolve())
         return Path(self.cfg.ckpt.get("dir") or "results").expanduser().resolve() / below / "model.pt"
 
+    def _shared_ledger(self, checkpoint_path: Path) -> Ledger:
+        """Rank 0's ledger; the other ranks keep a copy in memory, which refuses the same charges."""
+        ledger: Ledger = self.world.share(self._open_ledger(checkpoint_path) if self.world.main else None)
+        if not self.world.main:
+            ledger.path = None
+        return ledger
+
     def _open_ledger(self, checkpoint_path: Path) -> Ledger:
         if self.plan is None:
             return Ledger()
@@ -394,10 +427,10 @@ class TrainClassifier(toolkit.TrainClassifier):
         """Load the checkpoint if the config asks for it and there is one; return the epochs already done."""
         if not self.cfg.ckpt.get("is_load"):
             return 0
-        if not path.is_file():
+        state = self.world.share(load_checkpoint(path, self.setup.device) if path.is_file() else None)
+        if state is None:
             self.logger.warning("No checkpoint to load: starting from the beginning.")
             return 0
-        state = load_checkpoint(path, self.setup.device)
         if self.plan is not None and state.get("ledger") != self.ledger.id:
             raise AccountingError(
                 f"the checkpoint {path.name} was not written under the ledger beside it, so what its weights cost is "
@@ -413,7 +446,7 @@ class TrainClassifier(toolkit.TrainClassifier):
         if hasattr(loader, "cur_epoch"):
             loader.cur_epoch = state["epoch"] + 1
         if "selection" in state:
-            loader.subset_indices = loader.strategy.members_from(state["selection"])
+            loader.restore(state["selection"])
         elif self.plan is not None and "subset" in state:
             loader.subset_indices = state["subset"].numpy()
         if self._average is not None and "average" in state:
@@ -487,6 +520,18 @@ class TrainClassifier(toolkit.TrainClassifier):
                 self.plan.privacy.epsilon,
                 cost.delta,
             )
+
+
+def _entropy(world: World) -> int | None:
+    """Secret entropy for all ranks. One process alone asks the operating system for each stream instead."""
+    return secrets.randbits(256) if world.size > 1 else None
+
+
+def _write_nowhere(cfg: DotMap) -> None:
+    folder = tempfile.mkdtemp(prefix="cords_dp-rank-")
+    cfg.train_args.results_dir = cfg.ckpt.dir = folder
+    cfg.ckpt.is_save = False
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
 
 def _as_dotmaps(cfg: DotMap) -> None:

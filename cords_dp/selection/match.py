@@ -1,0 +1,218 @@
+"""Matching the validation set: every record joins the pool with the probability that makes the pool look like V.
+
+GLISTER wants the subset on which training lowers the validation loss most. Its greedy gains vanish in every direction
+once the subset's mean gradient equals the validation set's, so `match` aims there at once instead of picking greedily.
+Gradients are taken at the uniform prediction, where a record's last-layer gradient is (1/K − onehot(y)) ⊗ [1; h]: what
+is matched are class shares and, in a random projection of h, what the records of each class look like.
+
+With φ_j that gradient at length 1 and ρ = mean_V φ − mean_D φ, records are tilted exponentially along ρ:
+w_j = exp(t·⟨φ_j, ρ/‖ρ‖⟩), with t such that the tilted mean of D meets V's along ρ. A record is drawn into the
+pool by its own coin of probability min(1, κ·w_j), κ such that about k are drawn. Where D has too few of the records
+that V asks for, those that are plentiful carry a weight below 1, so that the pool still matches.
+
+ρ is shrunk towards zero by what its noise explains (James–Stein). Where training and validation data do not differ
+measurably nothing is tilted, and the pool is a uniform one: selection that cannot help does not hurt.
+
+Formal guarantees
+-----------------
+Unit: one record of D, zero-out. Released, at sensitivity 1 and charged before: on D the sum of the φ_j (‖φ_j‖ ≤ 1) and
+the tail counts of the scores ⟨φ_j, ρ/‖ρ‖⟩ (`mechanisms.quantile`), each one Gaussian event; on V the sum of its φ, one
+Gaussian event of V's ledger. All else is post-processing. Membership and weight (in [0, 1]) of a record are functions
+of that record, its coin and released values, so a DP-SGD step stays an ordinary event (q, σ) as in
+`selection.threshold`: rate, steps and normaliser come from the public k, and the pool is secret state.
+Coins may be drawn anew as often as one likes, at no cost.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cords_dp.mechanisms import gaussian_release
+from cords_dp.mechanisms.quantile import noisy_tail_counts
+from cords_dp.selection.glister import GLISTERDPStrategy
+from cords_dp.selection.last_layer import LastLayerGradients
+
+_SHRINKAGE = 2.0  # ρ² below twice what noise explains counts as no difference; its spread is far below twice
+_STEEPEST = 12.0  # largest t: e^24 between the best and the worst record
+_MASS_MATCHED = 0.5  # share of the tilted mass that is matched exactly; the highest scores may be capped
+
+
+@dataclass(frozen=True)
+class Tilt:
+    """What a selection releases, ready to be applied to any one record."""
+
+    direction: Tensor
+    strength: float
+    log_fill: float  # ln κ for about k members
+    log_match: float  # the largest ln κ at which caps at 1 spare half of the tilted mass
+
+    def inclusion(self, scores: np.ndarray) -> np.ndarray:
+        """The probability of each record to be drawn into the pool."""
+        return np.exp(np.minimum(0.0, self.log_fill + self.strength * scores))
+
+    def weights(self, scores: np.ndarray) -> np.ndarray:
+        """The weight in [0, 1] of each record once it is drawn."""
+        tilted = self.strength * scores
+        lower = min(self.log_fill, self.log_match)
+        return np.exp(np.minimum(0.0, lower + tilted) - np.minimum(0.0, self.log_fill + tilted))
+
+
+class MatchStrategy(GLISTERDPStrategy):
+    """`select` returns the members of a secret pool of about k records, and their weights."""
+
+    released: Tilt | None = None
+
+    def select(self, budget: int, model_params: dict[str, Any]) -> tuple[list[int], Tensor]:
+        self._charge_round()
+        self._describe(model_params)
+        self.released = self._release()
+        return self.redraw()
+
+    def redraw(self) -> tuple[list[int], Tensor]:
+        """A pool by fresh coins from what was released before. Nothing new is released."""
+        assert self.released is not None
+        scores = self._scores(self.released.direction)
+        members = np.flatnonzero(self._rng.random(len(scores)) < self.released.inclusion(scores))
+        return members.tolist(), torch.from_numpy(self.released.weights(scores)[members]).float()
+
+    # -- what is released -----------------------------------------------------------------------------
+
+    def _release(self) -> Tilt:
+        n, sigma = self.N_trn, self.plan.sigma_selection or 0.0
+        target = self._noisy_mean(_sum(self._validation), sensitivity=1.0)
+        total = gaussian_release(
+            _sum(self._gradients).double().cpu().numpy(), sensitivity=1.0, noise_multiplier=sigma, rng=self._rng
+        )
+        difference = target - torch.from_numpy(total).to(target) / n
+        length = float(difference.norm())
+        direction = difference / max(length, 1e-12)
+        tails = noisy_tail_counts(
+            self._scores(direction),
+            np.zeros(n, dtype=np.int64),
+            classes=1,
+            bins=self.plan.selection.bins,
+            noise_multiplier=sigma,
+            rng=self._rng,
+        )[0]
+        kept = max(0.0, 1 - _SHRINKAGE * self._explained_by_noise(direction.numel()) / max(length**2, 1e-24))
+        counts, scores = score_histogram(tails, noise=tail_noise(sigma, len(tails)))
+        wanted = float((target * direction).sum()) - (1 - kept) * length
+        strength = tilt_strength(counts, scores, wanted) if kept else 0.0
+        fill, match = pool_scales(counts, strength * scores, size=self.plan.shape.k, records=n)
+        return Tilt(direction, strength, fill, match)
+
+    def _explained_by_noise(self, dimension: int) -> float:
+        """E‖ρ‖² where D and V have one distribution: the releases' noise and, at most, the sampling's."""
+        on_d = (self.plan.sigma_selection or 0.0) / self.N_trn
+        on_v = (self.plan.sigma_validation or 0.0) / max(1, self.N_val)
+        return dimension * (on_d**2 + on_v**2) + 1 / self.N_trn + 1 / max(1, self.N_val)
+
+    # -- records --------------------------------------------------------------------------------------
+
+    def _describe(self, weights: dict[str, Any]) -> None:
+        self._released_weights = weights
+        self.update_model(weights)
+        self.compute_gradients()
+
+    def _last_layer(self, dataset: Any) -> tuple[LastLayerGradients, Tensor, Tensor]:
+        gradients, logits, labels = super()._last_layer(dataset)
+        return uniform_gradients(gradients.a, labels, self.num_classes), logits, labels
+
+    @property
+    def _projection(self) -> int | None:
+        return self.plan.selection.projection
+
+    def _scores(self, direction: Tensor) -> np.ndarray:
+        """⟨φ_j, direction⟩ ∈ [−1, 1]."""
+        g = self._gradients
+        return (g.r * (g.a @ direction.to(g.a).T)).sum(dim=1).double().clamp(-1.0, 1.0).cpu().numpy()
+
+    # -- resuming -------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Released values only: what a checkpoint may hold instead of the members."""
+        assert self.released is not None
+        return {"weights": self._released_weights, "tilt": {**asdict(self.released)}}
+
+    def members_from(self, state: dict[str, Any]) -> tuple[list[int], Tensor]:
+        """The pool of a checkpoint, recomputed with fresh coins. Nothing new is released."""
+        self._describe(state["weights"])
+        self.released = Tilt(**state["tilt"])
+        return self.redraw()
+
+
+# --- one record at a time --------------------------------------------------------------------------
+
+
+def uniform_gradients(inputs: Tensor, labels: Tensor, classes: int) -> LastLayerGradients:
+    """φ: last-layer gradients at the uniform prediction, at length 1; the leading 1 and h count alike.
+
+    ``inputs`` is [1; h] of each record. A record whose h is not finite was made zero before and keeps its class only.
+    """
+    r = 1 / classes - F.one_hot(labels, classes).to(inputs)
+    r = r / r.norm(dim=1, keepdim=True)
+    h = inputs[:, 1:]
+    unit = h / h.norm(dim=1, keepdim=True).clamp_min(1e-12)
+    a = torch.cat([torch.ones_like(inputs[:, :1]), unit], dim=1) / math.sqrt(2.0 if h.shape[1] else 1.0)
+    return LastLayerGradients(r * (1 - 1e-6), a)  # rounding must not carry a length past 1
+
+
+def _sum(gradients: LastLayerGradients) -> Tensor:
+    return gradients.r.T @ gradients.a
+
+
+# --- post-processing of noisy tail counts ------------------------------------------------------------
+
+
+def tail_noise(sigma: float, bins: int) -> float:
+    """The standard deviation of the noisiest of `noisy_tail_counts`."""
+    column = np.cumprod(np.concatenate([[1.0], 1 - 0.5 / np.arange(1, bins)]))
+    return sigma * float(column @ column)
+
+
+def score_histogram(tails: np.ndarray, *, noise: float) -> tuple[np.ndarray, np.ndarray]:
+    """Counts and mid-points of the score cells. Tails within three deviations of zero are taken as empty:
+    a few records that noise has put at the highest scores would outweigh all others once tilted."""
+    from_top = np.where(tails[::-1] > 3 * noise, tails[::-1], 0.0)
+    counts = np.diff(np.maximum.accumulate(from_top), prepend=0.0)[::-1]
+    bins = len(tails)
+    return counts, (np.arange(bins) + 0.5) / bins * 2 - 1
+
+
+def tilt_strength(counts: np.ndarray, scores: np.ndarray, wanted: float) -> float:
+    """t at which the mean score of the tilted counts is ``wanted``; it grows with t, so bisection finds it."""
+    if counts.sum() <= 0:
+        return 0.0
+
+    def mean(t: float) -> float:
+        tilted = counts * np.exp(t * (scores - 1))
+        return float(tilted @ scores / tilted.sum())
+
+    return _bisect(mean, wanted, 0.0, _STEEPEST)
+
+
+def pool_scales(counts: np.ndarray, tilted: np.ndarray, *, size: int, records: int) -> tuple[float, float]:
+    """(ln κ for an expected pool of ``size``, the largest ln κ at which the lower half of the mass is not capped)."""
+    if counts.sum() <= 0 or not tilted.any():
+        return math.log(size / records), 0.0
+    counts = counts * records / counts.sum()  # the number of records is public
+    low, high = -float(tilted.max()) - 30.0, -float(tilted.min())
+    fill = _bisect(lambda c: float(counts @ np.exp(np.minimum(0.0, c + tilted))), float(size), low, high)
+    order = np.argsort(tilted)
+    mass = np.cumsum((counts * np.exp(tilted - tilted.max()))[order])
+    top = order[min(len(order) - 1, int(np.searchsorted(mass, _MASS_MATCHED * mass[-1])))]
+    return fill, -float(tilted[top])
+
+
+def _bisect(rising: Any, wanted: float, low: float, high: float) -> float:
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if rising(middle) < wanted else (low, middle)
+    return low
