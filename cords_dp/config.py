@@ -55,6 +55,7 @@ KNOWN_KEYS: dict[str, set[str] | None] = {
 }  # fmt: skip
 _TOP_LEVEL = {"setting", "is_reg", "report_tune", *KNOWN_KEYS}
 
+AUTO = "auto"  # optimizer.lr and dataloader.batch_size that follow the plan
 GREEDY_VARIANTS = ("Frozen", "RGreedy", "Stochastic", "Naive")
 MECHANISMS = ("match", "threshold", "top_k", "exponential")
 SECRET_POOLS = ("match", "threshold")  # mechanisms whose pool never leaves the training mechanism
@@ -317,16 +318,19 @@ def selection_settings(cfg: Mapping[str, Any], *, selects: bool, whole: bool) ->
     return settings
 
 
-def check_training(cfg: Mapping[str, Any]) -> tuple[int, int]:
-    """Check what every run needs; return (epochs, batch size)."""
+def check_training(cfg: Mapping[str, Any]) -> tuple[int, int | None]:
+    """Check what every run needs; return (epochs, batch size or None where the plan chooses it)."""
     for section in ("dataset", "dataloader", "model", "dss_args", "train_args", "optimizer", "loss"):
         if not cfg.get(section):
             raise ConfigError(section, None, "this section is missing; see configs/ for complete examples")
     epochs = _whole("train_args.num_epochs", cfg["train_args"].get("num_epochs"))
-    batch = _whole("dataloader.batch_size", cfg["dataloader"].get("batch_size"))
+    batch = cfg["dataloader"].get("batch_size")
+    if batch != AUTO:
+        _whole("dataloader.batch_size", batch)
     _whole("train_args.print_every", cfg["train_args"].get("print_every", 1))
-    _number("optimizer.lr", cfg["optimizer"].get("lr"), low=0)
-    return epochs, batch
+    if cfg["optimizer"].get("lr") != AUTO:
+        _number("optimizer.lr", cfg["optimizer"].get("lr"), low=0)
+    return epochs, None if batch == AUTO else batch
 
 
 def to_plain(cfg: Mapping[str, Any]) -> dict[str, Any]:

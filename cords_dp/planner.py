@@ -48,6 +48,11 @@ def epoch_schedule(
     return tuple(schedule)
 
 
+def planned_batch_size(k: int) -> int:
+    """A power of two that gives at least five steps an epoch, at most 4096: large batches suit noisy steps."""
+    return int(min(4096, 2 ** math.floor(math.log2(max(1.0, k / 5)))))
+
+
 @lru_cache(maxsize=256)
 def build_plan(
     strategy: str,
@@ -55,7 +60,7 @@ def build_plan(
     selection: SelectionSettings,
     *,
     epochs: int,
-    batch_size: int,
+    batch_size: int | None,
     n: int,
     n_validation: int,
     whole: bool,
@@ -63,6 +68,8 @@ def build_plan(
 ) -> PrivacyPlan:
     """Fix the schedule and calibrate the noise so that the total meets (ε, δ)."""
     k = n if whole else int(n * selection.fraction)
+    if batch_size is None:
+        batch_size = planned_batch_size(k)
     if batch_size > k:
         raise ConfigError(
             "dataloader.batch_size", batch_size, f"larger than the {k} records to train on; use at most {k}"

@@ -254,7 +254,8 @@ def test_coins_draw_most_of_the_pool_where_scores_would_be_noise(n, k, share):
 
 @pytest.mark.parametrize(("exploration", "rounds", "count"), [(0.0, 1, 1), (0.5, 1, 2), (0.0, 3, 5), (0.5, 3, 6)])
 def test_number_of_releases(exploration, rounds, count):
-    assert gaussian_releases(SelectionSettings(exploration=exploration, greedy_rounds=rounds)) == count
+    settings = SelectionSettings(mechanism="threshold", exploration=exploration, greedy_rounds=rounds)
+    assert gaussian_releases(settings) == count
 
 
 def test_sums_of_unit_gradients_have_sensitivity_one():
@@ -297,7 +298,7 @@ def test_selection_is_nearly_free():
         return build_plan(
             strategy,
             PrivacySettings(3.0, delta=1e-5, accountant="rdp"),
-            SelectionSettings(fraction=0.1, select_every=5),
+            SelectionSettings(fraction=0.1, select_every=5, mechanism="threshold"),
             epochs=20,
             batch_size=1024,
             n=54_000,
@@ -334,7 +335,7 @@ def test_steps_rate_and_normaliser_do_not_depend_on_the_pool_s_size(make_config,
     from cords_dp.training import TrainClassifier
 
     monkeypatch.setattr(ThresholdStrategy, "membership", lambda self, released, coins: np.arange(len(coins)) < size)
-    trainer = TrainClassifier(make_config("GLISTERDP"))
+    trainer = TrainClassifier(make_config("GLISTERDP", dss_args={"mechanism": "threshold"}))
     trainer.train()
     charged = [e for e in trainer.ledger.entries if e.phase == "training"]
     assert sum(e.event.count for e in charged) == trainer.plan.shape.steps
@@ -346,7 +347,12 @@ def test_steps_rate_and_normaliser_do_not_depend_on_the_pool_s_size(make_config,
 def test_a_checkpoint_holds_released_values_and_no_members(train, tmp_path):
     from cords_dp.training.checkpoint import load_checkpoint
 
-    trainer = train("GLISTERDP", ckpt={"is_save": True, "save_every": 4}, train_args={"num_epochs": 4})
+    trainer = train(
+        "GLISTERDP",
+        dss_args={"mechanism": "threshold"},
+        ckpt={"is_save": True, "save_every": 4},
+        train_args={"num_epochs": 4},
+    )
     (path,) = tmp_path.rglob("model.pt")
     state = load_checkpoint(path, "cpu")
     assert "subset" not in state
@@ -359,7 +365,7 @@ def test_a_checkpoint_holds_released_values_and_no_members(train, tmp_path):
 def test_the_pool_is_recomputed_when_a_run_resumes(make_config):
     from cords_dp.training import TrainClassifier
 
-    changes = {"dss_args": {"exploration": 0.0}, "ckpt": {"is_save": True, "save_every": 1}}
+    changes = {"dss_args": {"mechanism": "threshold", "exploration": 0.0}, "ckpt": {"is_save": True, "save_every": 1}}
     first = TrainClassifier(make_config("GLISTERDP", **changes))
     pools = {}
     original = TrainClassifier._save
@@ -385,7 +391,9 @@ def test_seconds_are_coarse_where_the_pool_is_secret(train):
     assert all(float(t).is_integer() for t in trainer.history.column("time"))
 
 
-@pytest.mark.parametrize(("mechanism", "allowed"), [("top_k", True), ("exponential", True), ("threshold", False)])
+@pytest.mark.parametrize(
+    ("mechanism", "allowed"), [("top_k", True), ("exponential", True), ("threshold", False), ("match", False)]
+)
 def test_a_subset_is_published_only_on_request_and_where_it_was_paid_for(make_config, tmp_path, mechanism, allowed):
     import json
 

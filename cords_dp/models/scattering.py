@@ -98,6 +98,7 @@ class ScatterLinear(nn.Module):
         super().__init__()
         self.input_transform = Scattering(input_shape)
         self.features = int(np.prod(self.input_transform.feature_shape))
+        self.input_norm = self.features**0.5  # every image is scaled to mean square 1
         self.linear = nn.Linear(self.features, num_classes)
         nn.init.zeros_(self.linear.weight)  # a linear model needs no symmetry breaking
         nn.init.zeros_(self.linear.bias)

@@ -41,7 +41,7 @@ from cords_dp.selection.last_layer import LastLayerGradients
 
 _SHRINKAGE = 2.0  # ρ² below twice what noise explains counts as no difference; its spread is far below twice
 _STEEPEST = 12.0  # largest t: e^24 between the best and the worst record
-_MASS_MATCHED = 0.5  # share of the tilted mass that is matched exactly; the highest scores may be capped
+_MASS_MATCHED = 0.75  # share of the tilted mass that is matched exactly; the highest scores may be capped
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Tilt:
     direction: Tensor
     strength: float
     log_fill: float  # ln κ for about k members
-    log_match: float  # the largest ln κ at which caps at 1 spare half of the tilted mass
+    log_match: float  # the largest ln κ at which caps at 1 spare most of the tilted mass
 
     def inclusion(self, scores: np.ndarray) -> np.ndarray:
         """The probability of each record to be drawn into the pool."""
@@ -199,7 +199,7 @@ def tilt_strength(counts: np.ndarray, scores: np.ndarray, wanted: float) -> floa
 
 
 def pool_scales(counts: np.ndarray, tilted: np.ndarray, *, size: int, records: int) -> tuple[float, float]:
-    """(ln κ for an expected pool of ``size``, the largest ln κ at which the lower half of the mass is not capped)."""
+    """(ln κ for an expected pool of ``size``, the largest ln κ at which most of the mass is not capped)."""
     if counts.sum() <= 0 or not tilted.any():
         return math.log(size / records), 0.0
     counts = counts * records / counts.sum()  # the number of records is public

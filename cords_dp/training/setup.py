@@ -9,6 +9,7 @@ import torch
 from dotmap import DotMap
 
 from cords_dp.config import (
+    AUTO,
     PrivacySettings,
     SelectionSettings,
     check_keys,
@@ -35,7 +36,7 @@ class RunSetup:
     selection: SelectionSettings
     privacy: PrivacySettings | None
     epochs: int
-    batch_size: int
+    batch_size: int | None  # None: the plan chooses
     device: str
     seed: int | None
 
@@ -66,6 +67,9 @@ def check_config(cfg: DotMap, *, own_data: bool = False, plan: bool = True) -> R
     epochs, batch_size = check_training(cfg)
     check_optimizer(cfg)
     check_model(cfg)
+    for key, value in (("dataloader.batch_size", batch_size), ("optimizer.lr", cfg.optimizer.lr)):
+        if value in (None, AUTO) and not strategy.private:
+            raise ConfigError(key, AUTO, "follows the privacy plan, which only private strategies have; give a number")
     loss = cfg.loss.get("type")
     if loss not in ("CrossEntropyLoss", "MeanSquaredLoss"):
         raise ConfigError("loss.type", loss, "must be CrossEntropyLoss or MeanSquaredLoss")

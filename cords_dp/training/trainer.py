@@ -32,6 +32,7 @@ from tqdm import tqdm
 
 from cords_dp import toolkit
 from cords_dp.accounting import TRAINING_DATA, Ledger
+from cords_dp.config import AUTO
 from cords_dp.dataloaders import sequential_batches
 from cords_dp.datasets import Splits, build_dataset
 from cords_dp.distributed import World, current_world
@@ -44,7 +45,7 @@ from cords_dp.training.averaging import WeightAverage
 from cords_dp.training.checkpoint import load_checkpoint, save_checkpoint
 from cords_dp.training.engine import MODES, PlainEngine, PrivateEngine, fastest_mode
 from cords_dp.training.evaluation import LABELS, History, evaluate
-from cords_dp.training.optim import build_optimizer, build_scheduler
+from cords_dp.training.optim import build_optimizer, build_scheduler, planned_learning_rate
 from cords_dp.training.setup import check_config
 
 _EVALUATION_BATCH = 1024
@@ -148,6 +149,10 @@ class TrainClassifier(toolkit.TrainClassifier):
             DPDDP(model)  # sends rank 0's weights to the others
         data = self.data = self._with_features(data, model)
         _, criterion = self.loss_function()
+        if self.cfg.optimizer.lr == AUTO:
+            assert self.plan is not None
+            self.cfg.optimizer.lr = planned_learning_rate(self.cfg, self.plan, model)
+            self.logger.info("Learning rate by the plan: %.4g.", self.cfg.optimizer.lr)
         optimizer, scheduler = self.optimizer_with_scheduler(model)
         loader = self._build_loader(data, model, criterion, optimizer, streams)
         self._average = self._build_average(model)
@@ -178,6 +183,12 @@ class TrainClassifier(toolkit.TrainClassifier):
                     self._save(checkpoint_path, epoch, model, optimizer, scheduler, loader)
         self.model, self._loader = self._released(model), loader
         self._log_results(loader)
+
+    @property
+    def _batch_size(self) -> int:
+        size = self.plan.shape.batch_size if self.plan else self.setup.batch_size
+        assert size is not None
+        return size
 
     def _build_average(self, model: nn.Module) -> WeightAverage | None:
         decay = self.plan.privacy.ema_decay if self.plan else 0.0
@@ -264,7 +275,7 @@ class TrainClassifier(toolkit.TrainClassifier):
 
         def sequential(dataset: Dataset) -> DataLoader:
             collate = self.cfg.dataloader.get("collate_fn") or None
-            return DataLoader(dataset, batch_size=self.setup.batch_size, shuffle=False, collate_fn=collate)
+            return DataLoader(dataset, batch_size=self._batch_size, shuffle=False, collate_fn=collate)
 
         return self.setup.strategy.build(
             LoaderContext(
@@ -288,7 +299,7 @@ class TrainClassifier(toolkit.TrainClassifier):
         self, data: Splits, model: nn.Module, optimizer: Optimizer, criterion: nn.Module, streams: Streams
     ) -> PlainEngine | PrivateEngine:
         if self.plan is None or self.plan.noiseless:
-            return PlainEngine(model, optimizer, criterion, batch_size=self.setup.batch_size)
+            return PlainEngine(model, optimizer, criterion, batch_size=self._batch_size)
         privacy = self.plan.privacy
         mode = privacy.grad_sample_mode
         mode = self.world.share(
