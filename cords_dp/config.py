@@ -59,7 +59,7 @@ AUTO = "auto"  # optimizer.lr and dataloader.batch_size that follow the plan
 GREEDY_VARIANTS = ("Frozen", "RGreedy", "Stochastic", "Naive")
 MECHANISMS = ("match", "threshold", "top_k", "exponential")
 SECRET_POOLS = ("match", "threshold")  # mechanisms whose pool never leaves the training mechanism
-GRAD_SAMPLE_MODES = ("auto", "hooks", "functorch", "ew", "ghost")
+GRAD_SAMPLE_MODES = ("auto", "linear", "hooks", "functorch", "ew", "ghost")
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,7 @@ class PrivacySettings:
     accountant: ``auto`` (prv, then pld, then rdp) or one of them by name.
     grad_sample_mode: how per-example gradients are computed; ``auto`` tries and takes the fastest.
     max_physical_batch_size: larger batches are computed in pieces of this size.
+    augmentations: random views of an image whose gradients are averaged before clipping (1: the image as it is).
     ema_decay: average the weights over steps with this decay (0: take the last ones); costs no privacy.
     labels_public: the user declares which class each index belongs to as public.
     exact_metrics: log exact metrics of private data. They are not covered by the guarantee.
@@ -95,6 +96,7 @@ class PrivacySettings:
     selection_clip: float = 1.0
     validation_clip: float = 1.0
     validation_noise: float | None = None
+    augmentations: int = 1
     ema_decay: float = 0.0
     accountant: str = "auto"
     grad_sample_mode: str = "auto"
@@ -261,7 +263,8 @@ def privacy_settings(cfg: Mapping[str, Any]) -> PrivacySettings:
     _one_of("privacy.grad_sample_mode", settings.grad_sample_mode, GRAD_SAMPLE_MODES)
     for name in ("poisson_sampling", "labels_public", "exact_metrics"):
         _flag(f"privacy.{name}", getattr(settings, name))
-    _whole("privacy.max_physical_batch_size", settings.max_physical_batch_size)
+    for name in ("max_physical_batch_size", "augmentations"):
+        _whole(f"privacy.{name}", getattr(settings, name))
     if not settings.poisson_sampling:
         raise ConfigError(
             "privacy.poisson_sampling",

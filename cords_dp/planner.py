@@ -48,6 +48,19 @@ def epoch_schedule(
     return tuple(schedule)
 
 
+def price_of_selection(plan: PrivacyPlan) -> float:
+    """By how much selection raises the training noise: 0.01 is one per cent. Both plans by RDP, which is quick."""
+    if plan.noiseless or not plan.shape.rounds:
+        return 0.0
+
+    def sigma(epochs: tuple[EpochPlan, ...]) -> float:
+        shape = replace(plan.shape, epochs=epochs)
+        return _calibrate_training(replace(plan, shape=shape, privacy=replace(plan.privacy, accountant="rdp")))
+
+    without = tuple(replace(epoch, selects=False) for epoch in plan.shape.epochs)
+    return sigma(plan.shape.epochs) / sigma(without) - 1
+
+
 def planned_batch_size(k: int) -> int:
     """A power of two that gives at least five steps an epoch, at most 4096: large batches suit noisy steps."""
     return int(min(4096, 2 ** math.floor(math.log2(max(1.0, k / 5)))))

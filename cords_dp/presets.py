@@ -33,11 +33,12 @@ _COMMON: dict[str, Any] = {
     },
 }
 
-# A linear classifier on scattering features; the features have norm √dim, hence the small clip norm.
+# A linear classifier on scattering features; the features have norm √dim, hence the small clip norm. The batch and the
+# learning rate follow the plan.
 _SCATTERING: dict[str, Any] = {
     "model": {"architecture": "ScatterLinear"},
-    "dataloader": {"batch_size": 1024},
-    "optimizer": {"lr": 2.0},
+    "dataloader": {"batch_size": "auto"},
+    "optimizer": {"lr": "auto"},
     "privacy": {"max_grad_norm": 0.1, "ema_decay": 0.9},
 }
 _LINEAR: dict[str, Any] = {

@@ -21,6 +21,25 @@ def small_net(seed=0):
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
+class LinearNet(nn.Module):
+    """One linear layer on a fixed embedding: what the closed form is for."""
+
+    def __init__(self, inputs=6, classes=3):
+        super().__init__()
+        self.linear = nn.Linear(inputs, classes)
+
+    def embed(self, x):
+        return 2 * x
+
+    def forward(self, x):
+        return self.linear(self.embed(x))
+
+
+def net_for(mode, seed=0):
+    torch.manual_seed(seed)
+    return LinearNet() if mode == "linear" else small_net(seed)
+
+
 def flat(model):
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
@@ -45,9 +64,9 @@ def clipped_sum_by_loop(model, x, y, w, clip):
     model = copy.deepcopy(model).double()
     total = torch.zeros(sum(p.numel() for p in model.parameters()), dtype=torch.float64)
     for i in range(len(y)):
-        loss = CE(model(x[i : i + 1].double()), y[i : i + 1]).sum() * w[i]
+        loss = CE(model(x[i : i + 1].double()), y[i : i + 1]).sum()
         gradient = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(model.parameters()))])
-        total += gradient * min(1.0, clip / float(gradient.norm()))
+        total += gradient * min(1.0, clip / float(gradient.norm())) * min(1.0, float(w[i]))
     return total
 
 
@@ -62,8 +81,8 @@ def batch_of(size, seed=1):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("piece", [512, 3])
 def test_a_noiseless_step_is_the_clipped_sum_over_the_public_batch_size(mode, piece):
-    """Weights apply before clipping; the divisor is the expected size 4, not the realised 10."""
-    model = small_net()
+    """Weights, at most 1, multiply clipped gradients; the divisor is the expected size 4, not the realised 10."""
+    model = net_for(mode)
     x, y, w = batch_of(10)
     expected = clipped_sum_by_loop(model, x, y, w, clip=0.5) / 4
     before = flat(model)
@@ -74,7 +93,7 @@ def test_a_noiseless_step_is_the_clipped_sum_over_the_public_batch_size(mode, pi
 @pytest.mark.parametrize("mode", MODES)
 def test_noise_scale_within_one_percent(mode):
     """std of the noise of a step is σ·C/b̄, measured over more than 100,000 coordinates."""
-    model = nn.Linear(400, 300)
+    model = LinearNet(400, 300)
     before = flat(model)
     engine_for(model, mode, sigma=1.7, clip=0.8, batch=5).step(
         torch.zeros(0, 400), torch.zeros(0, dtype=torch.long), torch.zeros(0)
@@ -87,7 +106,7 @@ def test_noise_scale_within_one_percent(mode):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_an_empty_batch_still_steps_with_noise(mode):
-    model = small_net()
+    model = net_for(mode)
     before = flat(model)
     engine_for(model, mode, sigma=1.0).step(torch.zeros(0, 6), torch.zeros(0, dtype=torch.long), torch.zeros(0))
     assert bool((flat(model) != before).all())
@@ -99,7 +118,7 @@ def test_noise_is_added_once_however_many_pieces(mode):
     x, y, w = batch_of(30)
     results = []
     for piece in (512, 3):
-        model = small_net()
+        model = net_for(mode)
         engine_for(model, mode, sigma=1.0, piece=piece).step(x, y, w)
         results.append(flat(model))
     torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-5)
@@ -108,16 +127,77 @@ def test_noise_is_added_once_however_many_pieces(mode):
 @pytest.mark.parametrize("mode", MODES)
 def test_a_record_that_is_not_finite_contributes_nothing(mode):
     x, y, w = batch_of(6)
-    clean, spoilt = small_net(), small_net()
+    clean, spoilt = net_for(mode), net_for(mode)
     engine_for(clean, mode).step(x[1:], y[1:], w[1:])
     for value in (float("nan"), float("inf"), 1e38):
-        spoilt = small_net()
+        spoilt = net_for(mode)
         bad = x.clone()
         bad[0] = value
         engine_for(spoilt, mode).step(bad, y, w)
         assert torch.isfinite(flat(spoilt)).all()
         if value != 1e38:
             torch.testing.assert_close(flat(spoilt), flat(clean), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("weight", [5.0, float("inf"), float("nan"), -3.0])
+def test_a_weight_cannot_lift_a_record_above_the_clip_norm(mode, weight):
+    model = net_for(mode)
+    x, y, _ = batch_of(1)
+    before = flat(model)
+    engine_for(model, mode, batch=1).step(x, y, torch.tensor([weight]))
+    assert float((before - flat(model)).norm()) <= 0.5 * (1 + 1e-5)
+
+
+def test_the_closed_form_refuses_other_models():
+    from cords_dp.errors import UnsupportedModelError
+
+    for model in (small_net(), nn.Linear(6, 3)):
+        with pytest.raises(UnsupportedModelError, match="closed-form"):
+            engine_for(model, "linear")
+    deeper = LinearNet()
+    deeper.extra = nn.Linear(6, 6)
+    with pytest.raises(UnsupportedModelError, match="only weights"):
+        engine_for(deeper, "linear")
+
+
+@pytest.mark.parametrize("mode", ["hooks", "functorch", "ew"])
+@pytest.mark.parametrize("piece", [512, 6])
+def test_views_are_averaged_before_clipping(mode, piece, monkeypatch):
+    """Three views of each example: the mean of their gradients is clipped as one gradient."""
+    from cords_dp.training import engine as module
+
+    def three(x, count, generator):
+        return torch.stack([x, -x, 0.5 * x], dim=1).flatten(0, 1)
+
+    monkeypatch.setattr(module, "augmented_views", three)
+    model = small_net()
+    x, y, _ = batch_of(5)
+    reference = copy.deepcopy(model).double()
+    total = torch.zeros(flat(model).numel(), dtype=torch.float64)
+    for i in range(5):
+        views = three(x[i : i + 1].double(), 3, None)
+        loss = CE(reference(views), y[i].repeat(3)).mean()
+        gradient = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(reference.parameters()))])
+        total += gradient * min(1.0, 0.5 / float(gradient.norm()))
+    before = flat(model)
+    views = module.Views(3, torch.Generator())
+    PrivateEngine(
+        model, torch.optim.SGD(model.parameters(), lr=1.0), CE, sigma=0.0, max_grad_norm=0.5, batch_size=1, mode=mode,
+        generator=torch.Generator(), max_physical_batch_size=piece, views=views,
+    ).step(x, y, torch.ones(5))  # fmt: skip
+    torch.testing.assert_close((before - flat(model)).double(), total, rtol=1e-4, atol=1e-5)
+
+
+def test_ghost_clipping_cannot_average_views():
+    from cords_dp.errors import UnsupportedModelError
+    from cords_dp.training.engine import Views
+
+    with pytest.raises(UnsupportedModelError, match="views"):
+        PrivateEngine(
+            small_net(), torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0), CE, sigma=0.0, max_grad_norm=1.0,
+            batch_size=1, mode="ghost", generator=torch.Generator(), views=Views(2, torch.Generator()),
+        )  # fmt: skip
 
 
 def test_automatic_clipping_normalises_and_stays_within_the_bound():

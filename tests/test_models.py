@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from conftest import REPOSITORY
 
 from cords_dp.datasets import ArrayDataset
 from cords_dp.errors import ConfigError
 from cords_dp.models import build_model, make_private_ready, model_names, with_features
-from cords_dp.models.scattering import GROUPS, Scattering
+from cords_dp.models.scattering import Scattering, natural_noise, scattering_maps
 
 
 def config(name, dataset="cifar10", **section):
@@ -27,6 +28,9 @@ def config(name, dataset="cifar10", **section):
         ("LogisticRegNet", "synthetic", (10,)),
         ("ScatterLinear", "mnist", (1, 28, 28)),
         ("ScatterCNN", "cifar10", (3, 32, 32)),
+        ("TanhCNN", "mnist", (1, 28, 28)),
+        ("TanhCNN", "cifar10", (3, 32, 32)),
+        ("WideResNet", "cifar10", (3, 32, 32)),
     ],
 )
 def test_the_contract_of_cords(name, dataset, shape):
@@ -60,8 +64,128 @@ def test_scattering_looks_at_one_image_at_a_time():
     together = transform(images)
     assert together.shape == (4, 81, 7, 7)
     torch.testing.assert_close(together[2:3], transform(images[2:3]), rtol=1e-4, atol=1e-5)
-    groups = together.reshape(4, GROUPS, -1)
-    torch.testing.assert_close(groups.mean(dim=2), torch.zeros(4, GROUPS), atol=1e-4, rtol=0)
+    torch.testing.assert_close(together.pow(2).mean(dim=(1, 2, 3)), torch.ones(4), atol=1e-4, rtol=0)
+
+
+def test_scattering_maps_are_kymatio_s():
+    from kymatio.torch import Scattering2D
+
+    images = torch.randn(2, 3, 32, 32)
+    expected = Scattering2D(J=2, shape=(32, 32))(images).reshape(2, 243, 8, 8)
+    torch.testing.assert_close(scattering_maps(images, (3, 32, 32)), expected)
+
+
+def test_random_images_are_normalised_to_unit_size_and_less_correlation():
+    """The constants come from random images alone: on those, channels have size 1 and half of their correlation."""
+    shape = (1, 28, 28)
+    features = Scattering(shape)(natural_noise(64, shape))
+    raw = scattering_maps(natural_noise(64, shape), shape)
+
+    def spread(maps):
+        values = torch.linalg.eigvalsh(torch.corrcoef(maps.permute(1, 0, 2, 3).flatten(1)))
+        return float(values.max() / values.mean())
+
+    assert spread(features) < 0.5 * spread(raw)
+    torch.testing.assert_close(natural_noise(2, shape), natural_noise(2, shape))
+
+
+def test_the_learning_rate_follows_the_plan():
+    """Four times the noise, or sixteen times the steps: a quarter of the rate. Nothing to follow: a clear error."""
+    from dataclasses import replace
+
+    from dotmap import DotMap
+
+    from cords_dp.config import PrivacySettings, SelectionSettings
+    from cords_dp.planner import build_plan
+    from cords_dp.training.optim import planned_learning_rate
+
+    plan = build_plan(
+        "FullDP", PrivacySettings(3.0, accountant="rdp", max_grad_norm=0.1), SelectionSettings(), epochs=2,
+        batch_size=None, n=54_000, n_validation=6_000, whole=True, selects=False,
+    )  # fmt: skip
+    assert plan.shape.batch_size == 4096
+    model = build_model(config("ScatterLinear", "mnist"), seed=0)
+    cfg = DotMap(optimizer={"type": "sgd", "lr": "auto", "momentum": 0.9})
+    rate = planned_learning_rate(cfg, plan, model)
+    noise_in_logits = rate * plan.sigma * 0.1 * plan.shape.steps**0.5 * 3969**0.5 / 4096 / 0.1
+    assert noise_in_logits == pytest.approx(2.5)
+    assert planned_learning_rate(cfg, replace(plan, sigma=4 * plan.sigma), model) == pytest.approx(rate / 4)
+    with pytest.raises(ConfigError, match="input_norm"):
+        planned_learning_rate(cfg, plan, build_model(config("MnistNet", "mnist"), seed=0))
+
+
+@pytest.mark.parametrize(("k", "batch"), [(54_000, 4096), (5_400, 1024), (400, 64), (3, 1)])
+def test_the_batch_follows_the_plan(k, batch):
+    from cords_dp.planner import planned_batch_size
+
+    assert planned_batch_size(k) == batch
+
+
+def test_views_are_shifts_and_mirror_images():
+    from cords_dp.datasets.augment import augmented_views
+
+    images = torch.arange(2 * 3 * 32 * 32, dtype=torch.float32).reshape(2, 3, 32, 32)
+    views = augmented_views(images, 50, torch.Generator().manual_seed(0))
+    assert views.shape == (100, 3, 32, 32)
+    padded = torch.nn.functional.pad(images, (4, 4, 4, 4), mode="reflect")
+    seen = set()
+    for number, view in enumerate(views):
+        source = padded[number // 50]
+        crops = {(i, j, m): source[:, i : i + 32, j : j + 32] for i in range(9) for j in range(9) for m in (0,)}
+        found = [key for key, crop in crops.items() if torch.equal(crop, view)]
+        mirrored = [(*key[:2], 1) for key, crop in crops.items() if torch.equal(crop.flip(-1), view)]
+        assert found + mirrored
+        seen.update(found + mirrored)
+    assert {m for *_, m in seen} == {0, 1}
+    assert len(seen) > 50
+    grey = augmented_views(torch.arange(784.0).reshape(1, 1, 28, 28), 200, torch.Generator().manual_seed(0))
+    assert bool((grey[:, 0, 14, 15] > grey[:, 0, 14, 14]).all())  # digits are not mirrored
+
+
+def test_a_run_with_augmented_views_and_one_that_cannot_have_them(make_config, tmp_path):
+    from cords_dp.training import TrainClassifier
+
+    images = ArrayDataset(np.random.default_rng(0).normal(size=(60, 1, 28, 28)).astype(np.float32), np.arange(60) % 10)
+    data = {"trainset": images, "validset": images, "testset": images, "num_cls": 10}
+    changes = {"dataset": {"name": "mnist"}, "dataloader": {"batch_size": 10}, "train_args": {"num_epochs": 1}}
+    privacy = {"augmentations": 2, "grad_sample_mode": "auto"}
+    net = {"architecture": "TanhCNN", "args": {"width": 8}}
+    trainer = TrainClassifier(make_config("FullDP", model=net, privacy=privacy, **changes))
+    trainer.train(**data)
+    assert trainer.spent().epsilon <= 3.0
+    scatter = make_config("FullDP", model={"architecture": "ScatterLinear"}, privacy=privacy, **changes)
+    scatter.dataset.datadir = str(tmp_path)
+    with pytest.raises(ConfigError, match="views"):
+        TrainClassifier(scatter).train(**data)
+
+
+DOCUMENTED = REPOSITORY / "docs" / "models.md"
+
+
+def documented_rows():
+    lines = [line for line in DOCUMENTED.read_text().splitlines() if line.startswith("| ")]
+    return {line.split(" | ")[0].removeprefix("| "): line for line in lines[1:]}
+
+
+def test_every_model_is_in_the_table_of_the_docs():
+    assert set(documented_rows()) == set(model_names())
+
+
+@pytest.mark.parametrize("name", ["MnistNet", "ResNet18", "ScatterLinear", "LSTM", "TanhCNN", "LogisticRegNet"])
+def test_the_table_of_the_docs_is_what_trying_gives(name):
+    from cords_dp.report.models import model_table
+    from cords_dp.report.tables import to_markdown
+
+    assert to_markdown(model_table([name])).splitlines()[-1] == documented_rows()[name]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_whole_table_of_the_docs_is_what_trying_gives():
+    from cords_dp.report.models import model_table
+    from cords_dp.report.tables import to_markdown
+
+    assert to_markdown(model_table()).splitlines()[2:] == list(documented_rows().values())
 
 
 def test_features_are_computed_once_and_serve_every_split(tmp_path, monkeypatch):
@@ -76,7 +200,7 @@ def test_features_are_computed_once_and_serve_every_split(tmp_path, monkeypatch)
     monkeypatch.setattr(Scattering, "forward", lambda *_: pytest.fail("computed again"))
     other = with_features(ArrayDataset(x, y, (0.1,), (0.3,), rows=np.array([7])), transform, tmp_path, progress=False)
     assert other.batch([0])[1].tolist() == [7]
-    assert [p.suffix for p in tmp_path.iterdir()] == [".npy"]
+    assert len(list(tmp_path.glob("*.npy"))) == 1
 
 
 def test_changed_records_are_computed_anew(tmp_path):
@@ -84,7 +208,7 @@ def test_changed_records_are_computed_anew(tmp_path):
     for value in (0, 9):
         x = np.full((2, 1, 28, 28), value, dtype=np.uint8)
         with_features(ArrayDataset(x, np.zeros(2)), transform, tmp_path, progress=False)
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len(list(tmp_path.glob("*.npy"))) == 2
 
 
 def test_a_scattering_model_takes_images_or_features():

@@ -33,15 +33,18 @@ _PAPER_CHANGES = {
 }
 METHODS: dict[str, Method] = {
     "GLISTERDP": Method("GLISTERDP"),
+    "GLISTERDP threshold": Method("GLISTERDP", {"dss_args": {"mechanism": "threshold"}}),
     "GLISTERDP top_k": Method("GLISTERDP", {"dss_args": {"mechanism": "top_k"}}),
     "GLISTERDP frozen": Method("GLISTERDP", {"dss_args": {"mechanism": "exponential", "greedy": "Frozen"}}),
     "GLISTER-DP, paper": Method("GLISTERDP", _PAPER_CHANGES),
     "RandomDP": Method("RandomDP"),
     "RandomDP, secret subset": Method("RandomDP", {"dss_args": {"secret_subset": True}}),
     "FullDP, equal compute": Method("FullDP"),
+    "FullDP, equal compute, lr by plan": Method("FullDP", {"optimizer": {"lr": "auto"}}),
     "FullDP": Method("FullDP"),
 }
-_USUAL = tuple(m for m in METHODS if m not in ("GLISTERDP top_k", "GLISTERDP frozen"))
+_ALSO = ("GLISTERDP threshold", "GLISTERDP top_k", "GLISTERDP frozen", "FullDP, equal compute, lr by plan")
+_USUAL = tuple(m for m in METHODS if m not in _ALSO)
 _WHOLE = "FullDP"  # the one method that does not depend on k
 
 
@@ -67,6 +70,7 @@ class Experiment:
     methods: tuple[str, ...] = _USUAL
     changes: Mapping[str, Any] = field(default_factory=dict)
     splits: tuple[float | None, ...] = (None,)
+    per_dataset: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 _SHORT = {"train_args": {"num_epochs": 10}, "dss_args": {"select_every": 3}}
@@ -145,6 +149,12 @@ EXPERIMENTS: dict[str, Experiment] = {
         },
         methods=tuple(METHODS),
         changes={"dataset": {"feature": "classimb", "classimb_ratio": 0.5, "balanced_validation": True}},
+        # one batch size and one learning rate for all methods, so that they differ in the method alone
+        per_dataset={
+            "mnist": {"dataloader": {"batch_size": 1024}, "optimizer": {"lr": 2.0}},
+            "cifar10": {"dataloader": {"batch_size": 1024}, "optimizer": {"lr": 1.0}},
+            "cifar100": {"dataloader": {"batch_size": 1024}, "optimizer": {"lr": 1.0}},
+        },
     ),
 }
 
@@ -155,12 +165,18 @@ def experiment_jobs(
     *,
     datasets: Sequence[str] = (),
     methods: Sequence[str] = (),
+    fractions: Sequence[float] = (),
     seeds: int | None = None,
     overrides: Sequence[str] = (),
 ) -> list[Job]:
     """The runs of an experiment. The optional arguments narrow or change what the preset says."""
     experiment, scale = EXPERIMENTS[name], EXPERIMENTS[name].scales[preset]
-    scale = replace(scale, datasets=tuple(datasets) or scale.datasets, seeds=seeds or scale.seeds)
+    scale = replace(
+        scale,
+        datasets=tuple(datasets) or scale.datasets,
+        fractions=tuple(fractions) or scale.fractions,
+        seeds=seeds or scale.seeds,
+    )
     unknown = [m for m in methods if m not in experiment.methods]
     if unknown:
         raise ConfigError("--method", unknown[0], f"{name} has the methods {', '.join(experiment.methods)}")
@@ -197,7 +213,13 @@ def _config(
         train_args={"print_every": 10**6, "seed": seed, "device": "cuda"},
         ckpt={"is_save": False},
     )
-    layers = (paper_model(dataset) if scale.paper_models else {}, scale.changes, experiment.changes, chosen.changes)
+    layers = (
+        paper_model(dataset) if scale.paper_models else {},
+        scale.changes,
+        experiment.changes,
+        experiment.per_dataset.get(dataset, {}),
+        chosen.changes,
+    )
     for layer in layers:
         merge_into(config, copy.deepcopy(dict(layer)))
     if split is not None:

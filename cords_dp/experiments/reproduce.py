@@ -29,6 +29,7 @@ def reproduce(
     *,
     datasets: Sequence[str] = (),
     methods: Sequence[str] = (),
+    fractions: Sequence[float] = (),
     seeds: int | None = None,
     overrides: Sequence[str] = (),
 ) -> dict[str, str]:
@@ -41,7 +42,9 @@ def reproduce(
         gains_experiment(gains_config(preset, datasets, overrides), out, not_private=False)
         draw("gains", out, name, experiment.title)
         return {}
-    jobs = experiment_jobs(name, preset, datasets=datasets, methods=methods, seeds=seeds, overrides=overrides)
+    jobs = experiment_jobs(
+        name, preset, datasets=datasets, methods=methods, fractions=fractions, seeds=seeds, overrides=overrides
+    )
     result = run_jobs(jobs, out, backend, title=name)
     if len(result.frame):
         collect_curves(jobs, out).to_csv(out / "curves.csv", index=False)

@@ -1,11 +1,14 @@
 """Models that keep CORDS' contract and Opacus'."""
 
 from cords_dp.models.build import build_model, check_model, model_names, register_model
+from cords_dp.models.convolutional import TanhCNN, WideResNet
 from cords_dp.models.private import make_private_ready
 from cords_dp.models.scattering import ScatterCNN, ScatterLinear, with_features
 
 register_model("ScatterLinear", ScatterLinear)
 register_model("ScatterCNN", ScatterCNN)
+register_model("TanhCNN", TanhCNN)
+register_model("WideResNet", WideResNet)
 
 __all__ = [
     "build_model",

@@ -8,6 +8,7 @@ from typing import Any
 
 from cords_dp.errors import CordsDPError
 from cords_dp.plan import PrivacyPlan, gaussian_releases
+from cords_dp.planner import price_of_selection
 from cords_dp.training.setup import RunSetup
 
 
@@ -71,6 +72,8 @@ def _plan_text(plan: PrivacyPlan) -> str:
                 f"epsilon = {bound.epsilon:.4f}, delta = {bound.delta:.3g} ({bound.accountant})",
             )
         )
+    if shape.rounds:
+        rows.append(("price", f"selection raises the training noise by {100 * price_of_selection(plan):.2f} %"))
     total = cost.training_data
     rows.append(("total on D", f"epsilon = {total.epsilon:.4f}, delta = {total.delta:.3g} ({total.accountant})"))
     if cost.validation_data is not None:
@@ -99,6 +102,7 @@ _WAYS: tuple[tuple[str, str, str | None, dict[str, Any]], ...] = (
     ("joint, frozen scores", "joint", "freeze", {"mechanism": "exponential", "greedy": "Frozen"}),
     ("joint, top_k", "joint", None, {"mechanism": "top_k"}),
     ("joint, threshold", "joint", None, {"mechanism": "threshold"}),
+    ("joint, match", "joint", None, {"mechanism": "match"}),
 )
 
 

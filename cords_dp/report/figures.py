@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,14 @@ from cords_dp.report.tables import WHOLE
 
 _STYLES: dict[str, dict[str, Any]] = {
     "GLISTERDP": {"color": "#C44E52", "marker": "o", "lw": 2.2, "zorder": 5},
+    "GLISTERDP threshold": {"color": "#937860", "marker": "<", "lw": 1.2},
     "GLISTERDP top_k": {"color": "#DD8452", "marker": "v", "lw": 1.2},
     "GLISTERDP frozen": {"color": "#CCB974", "marker": "^", "lw": 1.2},
     "GLISTER-DP, paper": {"color": "#8172B3", "marker": "s", "lw": 1.2},
     "RandomDP": {"color": "#4C72B0", "marker": "D", "lw": 1.5},
     "RandomDP, secret subset": {"color": "#64B5CD", "marker": "D", "lw": 1.2, "ls": ":"},
     "FullDP, equal compute": {"color": "#55A868", "marker": "P", "lw": 1.5},
+    "FullDP, equal compute, lr by plan": {"color": "#55A868", "marker": "P", "lw": 1.2, "ls": ":"},
     WHOLE: {"color": "0.25", "ls": "--", "lw": 1.5},
 }
 
@@ -57,14 +60,13 @@ def _over_time(folder: Path, name: str, title: str) -> list[Path]:
     frame = pd.read_csv(folder / "curves.csv")
     sizes = sorted(frame.loc[frame["method"] != WHOLE, "k"].unique())
     figure, axes = plt.subplots(1, len(sizes), figsize=(4.2 * len(sizes), 3.8), squeeze=False, layout="constrained")
-    figure.suptitle(title)
+    figure.suptitle(_wrapped(title, len(sizes)))
     for axis, k in zip(axes[0], sizes, strict=True):
         for method, runs in frame[(frame["k"] == k) | (frame["method"] == WHOLE)].groupby("method", sort=False):
             means = runs.groupby("epoch")[["seconds", "accuracy"]].mean()
             style = {key: value for key, value in _STYLES.get(str(method), {}).items() if key != "marker"}
             axis.plot(means["seconds"], 100 * means["accuracy"], label=method, **style)
         axis.set(title=f"k = {k:g}", xlabel="seconds of training and selection", ylabel="test accuracy, %")
-        axis.set_xscale("symlog", linthresh=10)
         tidy_axis(axis)
     axes[0][0].legend(frameon=False, fontsize=8)
     return _finish(figure, folder / name)
@@ -88,7 +90,7 @@ def _panels(frame: pd.DataFrame, title: str) -> tuple[Any, Iterator[tuple[Any, p
     datasets, budgets = list(frame["dataset"].unique()), sorted(frame["budget"].unique())
     size = (4.6 * len(budgets), 3.6 * len(datasets) + 0.3)
     figure, axes = plt.subplots(len(datasets), len(budgets), figsize=size, squeeze=False, layout="constrained")
-    figure.suptitle(title)
+    figure.suptitle(_wrapped(title, len(budgets)))
 
     def each() -> Iterator[tuple[Any, pd.DataFrame]]:
         for row, dataset in zip(axes, datasets, strict=True):
@@ -99,6 +101,10 @@ def _panels(frame: pd.DataFrame, title: str) -> tuple[Any, Iterator[tuple[Any, p
         axes[0][0].legend(frameon=False, fontsize=8)
 
     return figure, each()
+
+
+def _wrapped(title: str, panels: int) -> str:
+    return textwrap.fill(title, 48 * panels)
 
 
 def _mean_line(axis: Any, runs: pd.DataFrame, across: str, label: str, style: dict[str, Any]) -> None:

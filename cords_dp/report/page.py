@@ -164,8 +164,8 @@ def _privacy(report: dict[str, Any]) -> str:
 
 def _epsilon_figure(metrics: pd.DataFrame) -> str:
     phases = [name for name in metrics.columns if name.startswith("epsilon")]
-    if not phases or metrics["epsilon"].isna().all():
-        return ""
+    if not phases or len(metrics) < 2 or metrics["epsilon"].isna().all():
+        return ""  # only the last epoch was evaluated: the table says it all
     figure, axis = plt.subplots(figsize=(7, 3.2), layout="constrained")
     for name in phases:
         label = "total" if name == "epsilon" else name.removeprefix("epsilon_").replace("_", " ") + ", alone"

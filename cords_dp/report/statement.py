@@ -8,6 +8,7 @@ from typing import Any
 from cords_dp.accounting import Bound, Ledger
 from cords_dp.accounting.events import to_dict
 from cords_dp.plan import SELECTION, TRAINING, VALIDATION, WARM_START, PrivacyPlan
+from cords_dp.planner import price_of_selection
 
 NOT_COVERED = (
     "choosing hyper-parameters by looking at results on the same private data",
@@ -43,6 +44,7 @@ def privacy_report(plan: PrivacyPlan, ledger: Ledger, *, seed_fixed: bool) -> di
         "phases": {name: _bound(bound) for name, bound in planned.phases.items()},
         "charged_so_far": {"epsilon": charged.epsilon, "delta": charged.delta},
         "validation_set": _validation_sentence(plan),
+        "price_of_selection": _price_sentence(plan),
         "mechanisms": _mechanisms(plan),
         "ledger": ledger.to_dict(),
         "not_covered": [*NOT_COVERED, *_seed_sentence(seed_fixed)],
@@ -72,6 +74,7 @@ def privacy_markdown(report: dict[str, Any]) -> str:
         "Phases are bounded alone; under joint composition the total is less than their sum. All values are "
         "upper bounds, the larger of both directions of the neighbouring relation.",
         "",
+        *([report["price_of_selection"], ""] if report["price_of_selection"] else []),
         f"Charged so far: ε = {report['charged_so_far']['epsilon']:.4f}.",
         "",
         "## In which sense",
@@ -113,6 +116,15 @@ def _validation_sentence(plan: PrivacyPlan) -> str:
     if plan.privacy.validation == "public":
         return "declared PUBLIC by the user; its records have no protection."
     return "private; its gradient is released by the Gaussian mechanism and charged to V's own ledger."
+
+
+def _price_sentence(plan: PrivacyPlan) -> str:
+    if not plan.shape.rounds:
+        return ""
+    return (
+        f"Selection raises the training noise by {100 * price_of_selection(plan):.2f} % over that of the same run "
+        "without selection."
+    )
 
 
 def _mechanisms(plan: PrivacyPlan) -> list[dict[str, Any]]:

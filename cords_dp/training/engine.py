@@ -21,6 +21,7 @@ import copy
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from opacus.grad_sample import GradSampleModuleFastGradientClipping, prepare_module
@@ -33,12 +34,14 @@ from opacus.optimizers import (
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from cords_dp.datasets.augment import augmented_views
 from cords_dp.distributed import World, current_world
 from cords_dp.errors import UnsupportedModelError
 from cords_dp.mechanisms import clip_factors, keep_rows
 
 LossPerExample = Callable[[Tensor, Tensor], Tensor]
-MODES = ("ghost", "ew", "hooks", "functorch")
+MODES = ("linear", "ghost", "ew", "hooks", "functorch")
+_SUMMED = ("linear", "ghost")  # modes that leave a clipped sum and never hold every example's gradient
 
 
 class PlainEngine:
@@ -57,6 +60,17 @@ class PlainEngine:
             self.optimizer.step()
 
 
+@dataclass(frozen=True)
+class Views:
+    """Random views of each image, averaged before clipping ("augmentation multiplicity", De et al. 2022)."""
+
+    count: int
+    generator: torch.Generator
+
+    def draw(self, x: Tensor) -> Tensor:
+        return augmented_views(x, self.count, self.generator)
+
+
 class PrivateEngine:
     """Clipped, noisy steps on one model. Wraps the model once, for the whole run."""
 
@@ -73,17 +87,23 @@ class PrivateEngine:
         generator: torch.Generator,
         normalise: bool = False,
         max_physical_batch_size: int = 512,
+        views: Views | None = None,
         distributed: bool = False,
     ):
-        self.mode, self.criterion, self.piece = mode, criterion, max_physical_batch_size
+        self.mode, self.criterion, self.views = mode, criterion, views
+        self.piece = max(1, max_physical_batch_size // (views.count if views else 1))
+        if views and mode in _SUMMED:
+            raise UnsupportedModelError(f"mode {mode} cannot average views before clipping; use another one")
         self.max_grad_norm, self.normalise = max_grad_norm, normalise
+        if mode == "linear":
+            _refuse_all_but_linear(model)
         options = {"loss_reduction": "sum"}
         if mode != "ew":
             options["strict"] = True  # type: ignore[assignment]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                self.model = prepare_module(model, grad_sample_mode=mode, **options)
+                self.model = model if mode == "linear" else prepare_module(model, grad_sample_mode=mode, **options)
             except (NotImplementedError, ValueError) as error:
                 raise UnsupportedModelError(f"{type(model).__name__} in mode {mode}: {error}") from error
         if mode == "ghost":
@@ -98,6 +118,7 @@ class PrivateEngine:
             generator=generator,
         )
         self.optimizer.normalise = normalise
+        self.optimizer.views = views.count if views else 1
 
     def step(self, x: Tensor, y: Tensor, weights: Tensor) -> None:
         """Take one noisy step on a Poisson batch of any size, none included."""
@@ -105,7 +126,9 @@ class PrivateEngine:
         pieces = list(_pieces(len(y), self.piece))
         for number, piece in enumerate(pieces):
             self.optimizer.zero_grad(set_to_none=True)
-            if self.mode == "ghost":
+            if self.mode == "linear":
+                self._linear_gradients(x[piece], y[piece], weights[piece])
+            elif self.mode == "ghost":
                 self._ghost_gradients(x[piece], y[piece], weights[piece])
             else:
                 self._example_gradients(x[piece], y[piece], weights[piece])
@@ -121,8 +144,25 @@ class PrivateEngine:
             for p in self.optimizer.params:
                 p.grad_sample = p.new_zeros((0, *p.shape))  # type: ignore[attr-defined]
             return
+        if self.views:
+            x, y = self.views.draw(x), y.repeat_interleave(self.views.count)
         self.criterion(self.model(x), y).sum().backward()
         self.optimizer.example_weights = weights
+
+    @torch.no_grad()
+    def _linear_gradients(self, x: Tensor, y: Tensor, weights: Tensor) -> None:
+        """Leave the clipped sum in ``p.grad``, in closed form: an example's gradient is r ⊗ [a; 1]."""
+        layer: nn.Linear = self.model.linear  # type: ignore[assignment]
+        a = self.model.embed(x)  # type: ignore[operator]
+        with torch.enable_grad():
+            logits = layer(a).detach().requires_grad_()
+            (r,) = torch.autograd.grad(self.criterion(logits, y).sum(), logits)
+        norms = r.norm(dim=1) * (a.pow(2).sum(dim=1) + 1).sqrt()
+        factors = weights * clip_factors(norms, self.max_grad_norm, normalise=self.normalise)
+        if not bool(torch.isfinite(norms).all()):
+            r, a = keep_rows(r, torch.isfinite(norms)), keep_rows(a, torch.isfinite(norms))
+        clipped = r * factors[:, None]
+        layer.weight.grad, layer.bias.grad = clipped.T @ a, clipped.sum(dim=0)
 
     def _ghost_gradients(self, x: Tensor, y: Tensor, weights: Tensor) -> None:
         """Leave the clipped sum in ``p.grad``: one backward pass for the norms, one for the sum."""
@@ -149,6 +189,15 @@ class PrivateEngine:
             self.model.enable_hooks()
 
 
+def _refuse_all_but_linear(model: nn.Module) -> None:
+    """Closed form is for models that are one linear layer on a fixed embedding, such as ScatterLinear."""
+    layer = getattr(model, "linear", None)
+    if not isinstance(layer, nn.Linear) or layer.bias is None or not hasattr(model, "embed"):
+        raise UnsupportedModelError("closed-form gradients need a model with embed() and one linear layer with bias")
+    if {id(p) for p in model.parameters()} != {id(layer.weight), id(layer.bias)}:
+        raise UnsupportedModelError("closed-form gradients need a model whose only weights are its linear layer's")
+
+
 def _refuse_sequences(model: nn.Module) -> None:
     """Opacus' ghost norm of a linear layer on sequences cancels in float32 and can fall below the true norm."""
 
@@ -165,6 +214,7 @@ class _BoundedClipping:
     """Our clipping for Opacus' optimizers: non-finite gradients become zero, norms never exceed C."""
 
     normalise = False
+    views = 1
     example_weights: Tensor
     max_grad_norm: float
     params: list[nn.Parameter]
@@ -172,6 +222,8 @@ class _BoundedClipping:
 
     def clip_and_accumulate(self) -> None:
         samples = [self._get_flat_grad_sample(p).to(p.dtype) for p in self.params]
+        if self.views > 1:  # the mean over a record's views is one gradient, clipped as one
+            samples = [g.reshape(-1, self.views, *g.shape[1:]).mean(dim=1) for g in samples]
         norms = torch.stack([g.flatten(1).norm(dim=1) for g in samples], dim=1).norm(dim=1)
         factors = clip_factors(norms, self.max_grad_norm, normalise=self.normalise)
         if len(factors):
@@ -192,7 +244,7 @@ class _DistributedBoundedDPOptimizer(_BoundedClipping, DistributedDPOptimizer):
 
 
 def _optimizer_class(mode: str, world: World) -> type[DPOptimizer]:
-    if mode == "ghost":
+    if mode in _SUMMED:
         return DPOptimizerFastGradientClipping if world.size == 1 else DistributedDPOptimizerFastGradientClipping
     return _BoundedDPOptimizer if world.size == 1 else _DistributedBoundedDPOptimizer
 

@@ -15,7 +15,7 @@ from cords_dp.config import AUTO
 from cords_dp.errors import ConfigError
 from cords_dp.plan import PrivacyPlan
 
-_LOGIT_NOISE = 3.7
+_LOGIT_NOISE = 2.5
 OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop")
 SCHEDULERS = (
     None,
@@ -45,7 +45,7 @@ def planned_learning_rate(cfg: Mapping[str, Any], plan: PrivacyPlan, model: nn.M
 
     T steps of noise σC/B move the weights by about η·σ·C·√T/(B·(1−μ)), and the logits by that times the length of the
     last layer's input. Few or nearly noiseless steps thus get a large rate and many noisy ones a small one. The amount,
-    3.7, was found on MNIST and serves CIFAR-10 and every strategy alike (docs/results.md).
+    2.5, was found on MNIST and CIFAR-10 and serves every strategy alike (docs/results.md).
     """
     section, length = cfg["optimizer"], getattr(model, "input_norm", None)
     if length is None:

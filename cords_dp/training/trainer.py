@@ -43,7 +43,7 @@ from cords_dp.registry import LoaderContext
 from cords_dp.seeding import Streams
 from cords_dp.training.averaging import WeightAverage
 from cords_dp.training.checkpoint import load_checkpoint, save_checkpoint
-from cords_dp.training.engine import MODES, PlainEngine, PrivateEngine, fastest_mode
+from cords_dp.training.engine import MODES, PlainEngine, PrivateEngine, Views, fastest_mode
 from cords_dp.training.evaluation import LABELS, History, evaluate
 from cords_dp.training.optim import build_optimizer, build_scheduler, planned_learning_rate
 from cords_dp.training.setup import check_config
@@ -301,10 +301,10 @@ class TrainClassifier(toolkit.TrainClassifier):
         if self.plan is None or self.plan.noiseless:
             return PlainEngine(model, optimizer, criterion, batch_size=self._batch_size)
         privacy = self.plan.privacy
+        views = self._views(data, streams)
         mode = privacy.grad_sample_mode
-        mode = self.world.share(
-            fastest_mode(model, *self._made_up_batch(data), criterion, MODES if mode == "auto" else (mode,))
-        )
+        modes = [m for m in MODES if m not in ("linear", "ghost") or views is None] if mode == "auto" else [mode]
+        mode = self.world.share(fastest_mode(model, *self._made_up_batch(data), criterion, modes))
         self.logger.info("Per-example gradients by Opacus, mode %s.", mode)
         return PrivateEngine(
             model,
@@ -317,8 +317,22 @@ class TrainClassifier(toolkit.TrainClassifier):
             generator=streams.torch("noise", self.setup.device),
             normalise=privacy.clipping == "automatic",
             max_physical_batch_size=privacy.max_physical_batch_size,
+            views=views,
             distributed=True,
         )
+
+    def _views(self, data: Splits, streams: Streams) -> Views | None:
+        assert self.plan is not None
+        count = self.plan.privacy.augmentations
+        if count == 1:
+            return None
+        if data.train[0][0].dim() != 3 or hasattr(self.model, "input_transform"):
+            raise ConfigError(
+                "privacy.augmentations",
+                count,
+                "only models that read images themselves can be shown other views",
+            )
+        return Views(count, streams.torch("augmentation", self.setup.device))
 
     def _made_up_batch(self, data: Splits) -> tuple[Tensor, Tensor]:
         """Random numbers in the shape of a record: choosing a mode must not read records."""

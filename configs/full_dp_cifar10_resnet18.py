@@ -1,0 +1,13 @@
+"""CIFAR-10 on a GPU: CORDS' ResNet18 from scratch, all records, DP-SGD."""
+
+from cords_dp.presets import config_for
+
+config = config_for(
+    "cifar10",
+    "FullDP",
+    model=dict(architecture="ResNet18"),
+    dataloader=dict(batch_size=1024),
+    optimizer=dict(lr=0.5),
+    train_args=dict(num_epochs=40),
+    privacy=dict(epsilon=3.0, max_grad_norm=1.0, ema_decay=0.99),
+)

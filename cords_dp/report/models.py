@@ -1,0 +1,90 @@
+"""Which models can be trained privately, and how: the table of docs/models.md, found out by trying."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+import torch
+from dotmap import DotMap
+from torch import nn
+
+from cords_dp.errors import CordsDPError
+from cords_dp.models import build_model, make_private_ready, model_names
+from cords_dp.training.engine import MODES, fastest_mode
+
+_IMAGES = ("cifar10", "mnist")
+_CRITERION = nn.CrossEntropyLoss(reduction="none")
+
+
+def model_table(names: list[str] | None = None) -> pd.DataFrame:
+    """A row a model: input, weights, what was replaced, the modes with right per-example gradients, or why not."""
+    return pd.DataFrame([_row(name) for name in (names or model_names())])
+
+
+def _row(name: str) -> dict[str, Any]:
+    reasons = []
+    for dataset, x in _inputs():
+        try:
+            with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+                warnings.simplefilter("ignore")
+                model, replaced = make_private_ready(build_model(_config(name, dataset), seed=0))
+                modes = [mode for mode in MODES if _works(model, x, mode)]
+        except Exception as error:  # CORDS' models raise many kinds
+            reasons.append(_reason(error))
+            continue
+        if modes:
+            weights = sum(p.numel() for p in model.parameters())
+            changes = "BatchNorm → GroupNorm" if replaced else ""
+            return _cells(name, f"{'×'.join(map(str, x.shape[1:]))}", f"{weights:,}", changes, ", ".join(modes), "")
+        reasons.append("no mode of Opacus gives right per-example gradients")
+    # the first reason that speaks of privacy rather than of shapes
+    reason = next((r for r in reasons if "per-example" in r or "buffer" in r), reasons[-1])
+    return _cells(name, "", "", "", "", reason)
+
+
+def _cells(*values: str) -> dict[str, str]:
+    return dict(zip(("model", "input", "weights", "replaced", "modes", "refused because"), values, strict=True))
+
+
+def _inputs() -> Iterator[tuple[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    yield "cifar10", torch.randn(2, 3, 32, 32, generator=generator)
+    yield "mnist", torch.randn(2, 1, 28, 28, generator=generator)
+    yield "digits", torch.randn(2, 64, generator=generator)
+
+
+def _config(name: str, dataset: str) -> DotMap:
+    return DotMap(model={"architecture": name, "numclasses": 10}, dataset={"name": dataset})
+
+
+def _works(model: nn.Module, x: torch.Tensor, mode: str) -> bool:
+    try:
+        fastest_mode(model, x, torch.arange(len(x)) % 10, _CRITERION, [mode])
+    except CordsDPError:
+        return False
+    return True
+
+
+def _reason(error: Exception) -> str:
+    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return text if len(text) < 160 else text[:157] + "..."
+
+
+_HEADER = """# Models
+
+Every model of CORDS and of ours, tried on made-up images or features: built, made fit for per-example gradients, and
+stepped in each mode of `privacy.grad_sample_mode`, whose clipped sum is compared with one computed example by example.
+The table is printed by `python -m cords_dp.report.models > docs/models.md`; tests hold it to the truth. A model without
+a mode is refused when a private run starts, with the reason given here. Register your own with
+`cords_dp.register_model`.
+"""
+
+if __name__ == "__main__":
+    from cords_dp.report.tables import to_markdown
+
+    print(f"{_HEADER}\n{to_markdown(model_table())}")
