@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help install demo test test-all lint format clean
+.PHONY: help install demo test test-all reproduce lint format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -26,6 +26,9 @@ test: $(STAMP)  ## the fast tests (what CI runs)
 
 test-all: $(STAMP)  ## every test, with real data and long runs
 	$(BIN)/python -m pytest -m ''
+
+reproduce: $(STAMP)  ## the paper's experiments, small, with a report: under 15 minutes on two cores
+	$(BIN)/python -m cords_dp reproduce all --preset quick
 
 lint: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .

@@ -76,9 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     reproduce.add_argument("--dataset", action="append", default=[], help="only this dataset; may be repeated")
     reproduce.add_argument("--method", action="append", default=[], help="only this method; may be repeated")
-    reproduce.add_argument(
-        "--k", action="append", type=float, default=[], help="only this subset size; may be repeated"
-    )
+    reproduce.add_argument("--k", action="append", type=float, default=[], help="only this subset size; repeatable")
     reproduce.add_argument("--seeds", type=_positive, help="runs of each cell (default: the preset's)")
     reproduce.add_argument(
         "--set", action="append", default=[], metavar="a.b=c", dest="overrides", help="change a value in every config"

@@ -157,7 +157,7 @@ class PrivateEngine:
         with torch.enable_grad():
             logits = layer(a).detach().requires_grad_()
             (r,) = torch.autograd.grad(self.criterion(logits, y).sum(), logits)
-        norms = r.norm(dim=1) * (a.pow(2).sum(dim=1) + 1).sqrt()
+        norms = r.norm(dim=1) * torch.linalg.vector_norm(a, dim=1).square().add(1).sqrt()
         factors = weights * clip_factors(norms, self.max_grad_norm, normalise=self.normalise)
         if not bool(torch.isfinite(norms).all()):
             r, a = keep_rows(r, torch.isfinite(norms)), keep_rows(a, torch.isfinite(norms))
