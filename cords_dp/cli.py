@@ -77,6 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     reproduce.add_argument("--dataset", action="append", default=[], help="only this dataset; may be repeated")
     reproduce.add_argument("--method", action="append", default=[], help="only this method; may be repeated")
     reproduce.add_argument("--k", action="append", type=float, default=[], help="only this subset size; repeatable")
+    reproduce.add_argument("--epsilon", action="append", type=float, default=[], help="only this budget; repeatable")
     reproduce.add_argument("--seeds", type=_positive, help="runs of each cell (default: the preset's)")
     reproduce.add_argument(
         "--set", action="append", default=[], metavar="a.b=c", dest="overrides", help="change a value in every config"
@@ -214,6 +215,7 @@ def _reproduce(args: argparse.Namespace) -> int:
         "datasets": args.dataset,
         "methods": args.method,
         "fractions": args.k,
+        "epsilons": args.epsilon,
         "seeds": args.seeds,
         "overrides": args.overrides,
     }

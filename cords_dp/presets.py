@@ -48,10 +48,11 @@ _LINEAR: dict[str, Any] = {
     "optimizer": {"lr": 0.2},
     "privacy": {"ema_decay": 0.9},
 }
+_LONGER: dict[str, Any] = {**_SCATTERING, "train_args": {"num_epochs": 30}}
 _DATASETS: dict[str, tuple[dict[str, Any], int]] = {
     "mnist": (_SCATTERING, 10),
-    "cifar10": (_SCATTERING, 10),
-    "cifar100": (_SCATTERING, 100),
+    "cifar10": (_LONGER, 10),
+    "cifar100": (_LONGER, 100),
     "digits": (_LINEAR, 10),
     "synthetic": (_LINEAR, 2),
 }

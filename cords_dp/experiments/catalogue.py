@@ -166,6 +166,7 @@ def experiment_jobs(
     datasets: Sequence[str] = (),
     methods: Sequence[str] = (),
     fractions: Sequence[float] = (),
+    epsilons: Sequence[float] = (),
     seeds: int | None = None,
     overrides: Sequence[str] = (),
 ) -> list[Job]:
@@ -175,6 +176,7 @@ def experiment_jobs(
         scale,
         datasets=tuple(datasets) or scale.datasets,
         fractions=tuple(fractions) or scale.fractions,
+        epsilons=tuple(epsilons) or scale.epsilons,
         seeds=seeds or scale.seeds,
     )
     unknown = [m for m in methods if m not in experiment.methods]

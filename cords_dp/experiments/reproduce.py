@@ -30,6 +30,7 @@ def reproduce(
     datasets: Sequence[str] = (),
     methods: Sequence[str] = (),
     fractions: Sequence[float] = (),
+    epsilons: Sequence[float] = (),
     seeds: int | None = None,
     overrides: Sequence[str] = (),
 ) -> dict[str, str]:
@@ -43,7 +44,14 @@ def reproduce(
         draw("gains", out, name, experiment.title)
         return {}
     jobs = experiment_jobs(
-        name, preset, datasets=datasets, methods=methods, fractions=fractions, seeds=seeds, overrides=overrides
+        name,
+        preset,
+        datasets=datasets,
+        methods=methods,
+        fractions=fractions,
+        epsilons=epsilons,
+        seeds=seeds,
+        overrides=overrides,
     )
     result = run_jobs(jobs, out, backend, title=name)
     if len(result.frame):
