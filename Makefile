@@ -21,8 +21,9 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)  ## train privately on embedded data; a table and a picture
 	$(BIN)/python -m cords_dp demo
 
+# one process a core; a file's tests stay together because they share fixtures
 test: $(STAMP)  ## the fast tests (what CI runs)
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
 test-all: $(STAMP)  ## every test, with real data and long runs
 	$(BIN)/python -m pytest -m ''

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, Ledger
 from cords_dp.config import PrivacySettings, SelectionSettings
 from cords_dp.errors import ConfigError
-from cords_dp.plan import SELECTION, TRAINING, WARM_START
-from cords_dp.planner import build_plan, epoch_schedule
+from cords_dp.plan import SELECTION, TRAINING, WARM_START, amplified, before_amplification
+from cords_dp.planner import build_plan, epoch_schedule, price_of_selection
 
 
 def plan_for(strategy="GLISTERDP", *, n=45_000, n_validation=5_000, epochs=20, batch=1024, fraction=0.1, select_every=5,
@@ -78,7 +78,7 @@ def test_warm_start_is_full_data_dp_sgd_and_charged():
 @given(epochs=st.integers(1, 40), kappa=st.floats(0, 0.9), fraction=st.floats(0.05, 1), every=st.integers(1, 10))
 def test_schedule_matches_a_walk_through_cords_loader(epochs, kappa, fraction, every):
     """The plan's epochs against the conditions of CORDS' AdaptiveDSSDataLoader, written out."""
-    settings_ = SelectionSettings(fraction=fraction, select_every=every, kappa=kappa)
+    settings_ = SelectionSettings(fraction=fraction, select_every=every, kappa=kappa, mechanism="threshold")
     schedule = epoch_schedule(
         settings_, epochs=epochs, n=1000, k=max(1, int(1000 * fraction)), batch=10, whole=False, selects=True
     )
@@ -259,3 +259,46 @@ def test_step_events_are_those_of_the_schedule():
     event = plan.step_event(plan.shape.epochs[0])
     assert (event.sigma, event.rate, event.count) == (plan.sigma, 1024 / 4500, 5)
     assert sum(e.event.count for e in plan.entries() if e.phase == TRAINING) == plan.shape.steps
+
+
+# --- a secret uniform subset ---------------------------------------------------------------------------
+
+
+def secret_plan(secret=True, strategy="RandomDP", **changes):
+    selection = {"fraction": 0.1, "secret_subset": secret, **changes}
+    return build_plan(
+        strategy, PrivacySettings(3.0, delta=1e-5, accountant="rdp"), SelectionSettings(**selection), epochs=20,
+        batch_size=1024, n=45_000, n_validation=5_000, whole=strategy == "FullDP", selects=strategy == "GLISTERDP",
+    )  # fmt: skip
+
+
+def test_amplification_by_a_secret_subset():
+    """The design's figure: at γ = 0.1 a total of 3 allows 5.26 inside. Exact on randomised response."""
+    assert before_amplification(3.0, 0.1) == pytest.approx(5.26, abs=0.005)
+    assert amplified(before_amplification(3.0, 0.1), 0.1) == pytest.approx(3.0)
+    # M answers truly with odds e^ε; on a subsample the record's answer is a coin's with probability 1−γ
+    epsilon, gamma = 2.0, 0.3
+    true = math.exp(epsilon) / (1 + math.exp(epsilon))
+    mixed = gamma * true + (1 - gamma) * (1 - true)  # against a world in which the answer is the other one
+    assert math.log(mixed / (1 - true)) == pytest.approx(amplified(epsilon, gamma))
+
+
+def test_a_secret_subset_needs_less_noise_for_the_same_guarantee():
+    secret, open_ = secret_plan(), secret_plan(secret=False)
+    assert secret.sigma < 0.75 * open_.sigma
+    assert 2.95 < secret.cost().epsilon <= 3.0
+    assert secret.cost().delta == 1e-5
+    assert "amplified" in secret.cost().training_data.accountant
+    assert secret.secret_pool
+    assert not open_.secret_pool
+
+
+@pytest.mark.parametrize("changes", [{"strategy": "FullDP"}, {"strategy": "GLISTERDP"}, {"kappa": 0.5}])
+def test_amplification_is_for_one_uniform_subset_only(changes):
+    with pytest.raises(ConfigError, match="secret_subset"):
+        secret_plan(**changes)
+
+
+def test_the_price_of_selection_is_in_the_plan():
+    assert price_of_selection(plan_for("RandomDP")) == 0
+    assert 0 < price_of_selection(plan_for(mechanism="match")) < 0.01 < price_of_selection(plan_for(mechanism="top_k"))

@@ -72,9 +72,9 @@ def test_sampler_optimizer_and_accountant_agree(make_config, monkeypatch):
     seen = {"rates": [], "steps": 0, "engines": []}
     real_batches, real_engine = private.poisson_batches, module.PrivateEngine
 
-    def spy_batches(dataset, members, *, rate, steps, rng):
+    def spy_batches(dataset, members, *, rate, steps, rng, **rest):
         seen["rates"].append((rate, steps, len(members)))
-        return real_batches(dataset, members, rate=rate, steps=steps, rng=rng)
+        return real_batches(dataset, members, rate=rate, steps=steps, rng=rng, **rest)
 
     class SpyEngine(real_engine):
         def __init__(self, *args, **kwargs):
@@ -439,3 +439,38 @@ def test_two_runs_in_one_folder_notice_each_other(tmp_path):
     first.charge(TRAINING_DATA, "training", gaussian(1.0))
     with pytest.raises(AccountingError, match="another run"):
         second.charge(TRAINING_DATA, "training", gaussian(1.0))
+
+
+# --- RandomDP on a secret subset ---------------------------------------------------------------------------------
+
+
+def test_a_secret_subset_is_drawn_by_coins_kept_out_of_files_and_cannot_be_resumed(train, make_config, tmp_path):
+    from cords_dp.errors import ConfigError, MechanismError
+    from cords_dp.training import check_config
+    from cords_dp.training.checkpoint import load_checkpoint
+
+    secret = {"secret_subset": True}
+    trainer = train("RandomDP", dss_args=secret, ckpt={"is_save": True, "save_every": 2})
+    assert trainer.spent().epsilon <= 3.0
+    (path,) = tmp_path.rglob("model.pt")
+    assert "subset" not in load_checkpoint(path, "cpu")
+    with pytest.raises(MechanismError, match="secret"):
+        trainer.published_subset()
+    for refused in ({"ckpt": {"is_load": True}}, {"dss_args": {**secret, "publish_subset": True}}):
+        with pytest.raises(ConfigError):
+            check_config(make_config("RandomDP", **{"dss_args": secret, **refused}))
+
+
+def test_the_size_of_a_secret_subset_varies_as_coins_do(make_config):
+    """Mutant: a subset of exactly k would not be covered by the amplification that is claimed."""
+    from cords_dp.training import TrainClassifier
+
+    sizes = set()
+    for seed in range(3):
+        cfg = make_config("RandomDP", dss_args={"secret_subset": True}, train_args={"num_epochs": 1, "seed": seed})
+        trainer = TrainClassifier(cfg)
+        trainer.train()
+        sizes.add(len(trainer._loader.subset_indices))
+        k = trainer.plan.shape.k
+        assert abs(len(trainer._loader.subset_indices) - k) < 5 * (k * 0.7) ** 0.5
+    assert len(sizes) > 1

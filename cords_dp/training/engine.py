@@ -258,6 +258,9 @@ def _pieces(size: int, piece: int) -> Iterator[slice]:
 # --- choosing a mode -----------------------------------------------------------------------------
 
 
+_PROBE_RATE = 100.0  # a long step: its rounding is small against it
+
+
 def fastest_mode(
     model: nn.Module, x: Tensor, y: Tensor, criterion: LossPerExample, modes: Sequence[str] = MODES
 ) -> str:
@@ -271,7 +274,7 @@ def fastest_mode(
         except Exception as error:  # Opacus raises many kinds
             problems.append(f"{mode}: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
             continue
-        if torch.allclose(got, expected, rtol=1e-2, atol=1e-4 * float(expected.abs().max() + 1e-6)):
+        if float((got - expected).norm()) <= 1e-2 * float(expected.norm()) + 1e-7:
             timings[mode] = seconds
         else:
             problems.append(f"{mode}: wrong gradients")
@@ -306,10 +309,10 @@ def _reference_sum(model: nn.Module, x: Tensor, y: Tensor, criterion: LossPerExa
 def _try_mode(mode: str, probe: nn.Module, x: Tensor, y: Tensor, criterion: LossPerExample) -> tuple[float, Tensor]:
     model = copy.deepcopy(probe)
     parameters = [p for p in model.parameters() if p.requires_grad]
-    before = torch.cat([p.detach().reshape(-1).clone() for p in parameters])
+    before = [p.detach().clone() for p in parameters]
     engine = PrivateEngine(
         model,
-        torch.optim.SGD(parameters, lr=1.0),
+        torch.optim.SGD(parameters, lr=_PROBE_RATE),
         criterion,
         sigma=0.0,
         max_grad_norm=1.0,
@@ -319,7 +322,10 @@ def _try_mode(mode: str, probe: nn.Module, x: Tensor, y: Tensor, criterion: Loss
     )
     weights = torch.ones(len(y), device=x.device)
     engine.step(x, y, weights)
-    total = before - torch.cat([p.detach().reshape(-1) for p in parameters])
+    total = torch.cat([(b - p.detach()).reshape(-1) for b, p in zip(before, parameters, strict=True)]) / _PROBE_RATE
+    with torch.no_grad():
+        for p, b in zip(parameters, before, strict=True):
+            p.copy_(b)
     many_x, many_y = x.repeat(4, *[1] * (x.dim() - 1)), y.repeat(4)
     start = time.perf_counter()
     engine.step(many_x, many_y, torch.ones(len(many_y), device=x.device))
