@@ -4,7 +4,8 @@ Formal guarantee: the run has the law of a run in one process. All ranks hold th
 same Poisson mask for a step and take turns at its records, so each record falls into the step by one Bernoulli(q) coin
 and is computed once. Rank 0 alone adds the noise, once, before the sums are added up (Opacus' distributed
 optimizers). A rank whose share of a batch is empty takes part in the step all the same. Ledger, logs and files are
-rank 0's; rank 0's pool counts, so that rounding on another machine cannot make ranks disagree.
+rank 0's; rank 0's pool counts, so that rounding on another machine cannot make ranks disagree. What the processes send
+each other (entropy, pools, sums before noise) is as secret as the data: the network between them is trusted.
 """
 
 from __future__ import annotations

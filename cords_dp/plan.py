@@ -287,6 +287,8 @@ def freezes_per_round(selection: SelectionSettings, k: int) -> int:
 
 def validation_releases(selection: SelectionSettings, k: int) -> int:
     """How often one round evaluates the validation gradient."""
+    if selection.mechanism == "match":
+        return 1  # whatever the score says: it always reads V
     if not selection.reads_validation:
         return 0
     if selection.mechanism == "exponential":

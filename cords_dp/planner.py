@@ -89,7 +89,7 @@ def build_plan(
         )
     if selects:
         _refuse_unproved(privacy, selection, k)
-    if selection.secret_subset and (whole or selects or selection.kappa):
+    if selection.secret_subset and (strategy != "RandomDP" or selection.kappa):
         raise ConfigError(
             "dss_args.secret_subset", True, "amplifies a run that trains on one uniform subset only: RandomDP, kappa=0"
         )

@@ -24,9 +24,9 @@ class Streams:
 
     ``attempt`` counts how often the run was started from its ledger: a resumed run draws fresh masks
     and fresh noise even when the seed is fixed, because replaying the old ones would reveal them. ``context`` (the
-    plan's fingerprint) keeps runs of one seed but different budgets from sharing noise, which a difference of two
-    models would cancel. ``entropy`` stands in for the operating system's where no seed is fixed and several processes
-    must draw alike; it is as secret as the noise.
+    plan's fingerprint and a hash of the config) keeps runs of one seed but different budgets, models or learning rates
+    from sharing noise, which a difference of two models would cancel. ``entropy`` stands in for the operating system's
+    where no seed is fixed and several processes must draw alike; it is as secret as the noise.
     """
 
     seed: int | None = None
@@ -53,9 +53,13 @@ class Streams:
     def numpy(self, stream: str) -> np.random.Generator:
         return np.random.Generator(np.random.PCG64DXSM(self._sequence(stream)))
 
-    def torch(self, stream: str, device: str = "cpu") -> torch.Generator:
+    def torch(self, stream: str, device: str = "cpu", *, rank: int = 0) -> torch.Generator:
+        """A torch generator. ``rank`` tells apart the processes of one run where they must not draw alike."""
         generator = torch.Generator(device=device)
-        words = self._sequence(stream).generate_state(_MERSENNE_WORDS, np.uint32)
+        sequence = self._sequence(stream)
+        if rank:
+            sequence = sequence.spawn(rank)[-1]
+        words = sequence.generate_state(_MERSENNE_WORDS, np.uint32)
         generator.manual_seed((int(words[0]) << 31) ^ int(words[1]))
         if torch.device(device).type == "cpu":
             # torch seeds its CPU generator with 32 bits only; few enough to try them all. Fill the whole state.

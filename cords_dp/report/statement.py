@@ -7,7 +7,7 @@ from typing import Any
 
 from cords_dp.accounting import Bound, Ledger
 from cords_dp.accounting.events import to_dict
-from cords_dp.plan import SELECTION, TRAINING, VALIDATION, WARM_START, PrivacyPlan
+from cords_dp.plan import SELECTION, TRAINING, VALIDATION, WARM_START, PrivacyPlan, before_amplification
 from cords_dp.planner import price_of_selection
 
 NOT_COVERED = (
@@ -94,12 +94,18 @@ def privacy_markdown(report: dict[str, Any]) -> str:
 def _guarantee(plan: PrivacyPlan) -> str:
     cost = plan.cost()
     both = " and of the validation set" if _v_charged(plan) else ""
-    exceptions = ["the seed, if one was fixed", "the metrics of the test set"]
+    exceptions = ["the seed, if one was fixed", "the metrics of the test set", "the times shown"]
     if plan.privacy.exact_metrics:
         exceptions.append("the exact metrics of private records that were switched on")
     conditions = " Which class each index belongs to is declared public." if plan.privacy.labels_public else ""
+    if plan.selection.secret_subset:
+        inside = before_amplification(cost.epsilon, plan.inclusion)
+        conditions += (
+            f" This holds as long as the subset stays secret; to whoever knows it, the run is (ε = {inside:.4f}, "
+            f"δ = {cost.delta / plan.inclusion:.3g})-differentially private for the records in it."
+        )
     return (
-        f"The released model and every other output of this run, except {' and '.join(exceptions)}, are "
+        f"The released model and every other output of this run, except {', '.join(exceptions)}, are "
         f"(ε = {cost.epsilon:.4f}, δ = {cost.delta:.3g})-differentially private for zero-out of one record of the "
         f"training set{both}.{conditions} This is the cost of the whole planned schedule; stopping early does not "
         "lower it."
@@ -174,7 +180,7 @@ def _seed_sentence(seed_fixed: bool) -> list[str]:
         return []
     return [
         "THE FIXED SEED of this run: whoever knows it can take the noise away, so publishing it (config.yaml and "
-        "result.json hold it) voids the guarantee"
+        "result.json hold it) voids the guarantee; so does using it again on data that share records with these"
     ]
 
 

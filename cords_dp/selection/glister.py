@@ -181,6 +181,8 @@ class GLISTERDPStrategy(GLISTERStrategy):
 
         A record's part of ``total`` has norm at most ``sensitivity``, by default the clip norm C_v.
         """
+        if self.plan.sigma_validation is None and self.plan.privacy.validation == "private" and not self.plan.noiseless:
+            raise MechanismError("the plan has no noise for the validation set, which is private")
         if self.plan.sigma_validation is not None:
             noisy = gaussian_release(
                 total.double().cpu().numpy(),

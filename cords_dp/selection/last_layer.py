@@ -51,7 +51,10 @@ class LastLayerGradients:
     def clipped_sum(self, clip: float) -> Tensor:
         """``Σ_j clip(g_j)``, classes×(1+dim). One record's part has norm at most ``clip``."""
         weighted = finite_or_zero(self.r * self.factors(clip)[:, None])
-        return weighted.T @ finite_or_zero(self.a)
+        total = weighted.new_zeros(weighted.shape[1], self.a.shape[1], dtype=torch.float64)
+        for part, inputs in zip(weighted.split(_BATCH), self.a.split(_BATCH), strict=True):
+            total += part.double().T @ finite_or_zero(inputs).double()  # float32 would lose records in a long sum
+        return total.to(weighted)
 
 
 def last_layer_gradients(

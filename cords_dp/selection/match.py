@@ -165,7 +165,7 @@ def uniform_gradients(inputs: Tensor, labels: Tensor, classes: int) -> LastLayer
 
 
 def _sum(gradients: LastLayerGradients) -> Tensor:
-    return gradients.r.T @ gradients.a
+    return gradients.r.double().T @ gradients.a.double()  # float32 would lose whole records in a long sum
 
 
 # --- post-processing of noisy tail counts ------------------------------------------------------------

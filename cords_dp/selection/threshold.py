@@ -115,7 +115,7 @@ class ThresholdStrategy(GLISTERDPStrategy):
         """Σ of the members' unit gradients. A record's part has norm below 1."""
         index = torch.from_numpy(np.flatnonzero(members))
         r = self._gradients.r[index]
-        total = (r / (r.norm(dim=1, keepdim=True) + 0.01)).T @ self._gradients.a[index]
+        total = (r / (r.norm(dim=1, keepdim=True) + 0.01)).double().T @ self._gradients.a[index].double()
         noisy = gaussian_release(
             total.double().cpu().numpy(),
             sensitivity=1.0,

@@ -10,6 +10,8 @@ from __future__ import annotations
 import atexit
 import contextlib
 import copy
+import hashlib
+import json
 import logging
 import random
 import secrets
@@ -32,7 +34,7 @@ from tqdm import tqdm
 
 from cords_dp import toolkit
 from cords_dp.accounting import TRAINING_DATA, Ledger
-from cords_dp.config import AUTO
+from cords_dp.config import AUTO, to_plain
 from cords_dp.dataloaders import sequential_batches
 from cords_dp.datasets import Splits, build_dataset
 from cords_dp.distributed import World, current_world
@@ -135,14 +137,14 @@ class TrainClassifier(toolkit.TrainClassifier):
     def _train(self, data: Splits) -> None:
         checkpoint_path = self._checkpoint_path()
         self.ledger = self._shared_ledger(checkpoint_path)
-        context = self.plan.fingerprint if self.plan else ""
+        context = f"{self.plan.fingerprint} {_config_digest(self.cfg)}" if self.plan else ""
         streams = Streams(
             self.setup.seed,
             attempt=self.ledger.attempts,
             context=context,
             entropy=self.world.share(_entropy(self.world)),
         )
-        _seed_global_generators(streams)
+        _seed_global_generators(streams, self.world.rank)
         self._total_steps = self.plan.shape.steps if self.plan else 0
         model = self.model = self.create_model(data.num_classes)
         if self.world.size > 1:
@@ -165,6 +167,8 @@ class TrainClassifier(toolkit.TrainClassifier):
             unit="step",
             desc=self.setup.strategy.name,
             mininterval=0.5,
+            # where the pool is secret, the time of a step follows its size
+            bar_format="{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} steps" if self._secret_pool else None,
             disable=not self.show_progress or not self.world.main,
             leave=False,
         )
@@ -183,6 +187,10 @@ class TrainClassifier(toolkit.TrainClassifier):
                     self._save(checkpoint_path, epoch, model, optimizer, scheduler, loader)
         self.model, self._loader = self._released(model), loader
         self._log_results(loader)
+
+    @property
+    def _secret_pool(self) -> bool:
+        return self.plan is not None and self.plan.secret_pool
 
     @property
     def _batch_size(self) -> int:
@@ -332,7 +340,7 @@ class TrainClassifier(toolkit.TrainClassifier):
                 count,
                 "only models that read images themselves can be shown other views",
             )
-        return Views(count, streams.torch("augmentation", self.setup.device))
+        return Views(count, streams.torch("augmentation", self.setup.device, rank=self.world.rank))
 
     def _made_up_batch(self, data: Splits) -> tuple[Tensor, Tensor]:
         """Random numbers in the shape of a record: choosing a mode must not read records."""
@@ -482,7 +490,7 @@ class TrainClassifier(toolkit.TrainClassifier):
 
     def shown_seconds(self, seconds: float) -> float:
         """Seconds as they may be shown: whole ones where the pool is secret, since time follows its size."""
-        return float(round(seconds)) if self.plan is not None and self.plan.secret_pool else seconds
+        return float(round(seconds)) if self._secret_pool else seconds
 
     def published_subset(self) -> list[int]:
         """Indices of the last subset. Only for subsets that were paid for or drawn without looking at the data."""
@@ -547,6 +555,14 @@ class TrainClassifier(toolkit.TrainClassifier):
             )
 
 
+def _config_digest(cfg: DotMap) -> str:
+    """A hash of what decides the gradients: one seed must not give two different trainings the same noise."""
+    plain = to_plain(cfg)
+    plain.get("dataset", {}).pop("datadir", None)
+    decisive = {key: plain.get(key) for key in ("dataset", "model", "loss", "optimizer", "scheduler")}
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
+
+
 def _entropy(world: World) -> int | None:
     """Secret entropy for all ranks. One process alone asks the operating system for each stream instead."""
     return secrets.randbits(256) if world.size > 1 else None
@@ -599,11 +615,11 @@ def _set_aside(*paths: Path) -> None:
             path.rename(path.with_name(f"{path.stem}-{number}{path.suffix}"))
 
 
-def _seed_global_generators(streams: Streams) -> None:
-    """Dropout and CORDS' own strategies draw from the global generators."""
+def _seed_global_generators(streams: Streams, rank: int) -> None:
+    """Dropout and CORDS' own strategies draw from the global generators; no two ranks drop out alike."""
     if streams.seed is None:
         return
-    seed = int(streams.numpy("init").integers(2**31)) + streams.attempt
+    seed = int(streams.numpy("init").integers(2**31)) + streams.attempt + 7919 * rank
     torch.manual_seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002 - CORDS uses the global generator
     random.seed(seed)
