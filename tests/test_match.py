@@ -318,3 +318,30 @@ def test_it_lifts_accuracy_under_shift(train):
     changes = {"data_name": "synthetic", "dss_args": {"fraction": 0.3}, "train_args": {"num_epochs": 10}}
     ours, uniform = (train(name, **changes).history.last("tst_acc") for name in ("GLISTERDP", "RandomDP"))
     assert ours > uniform + 0.2
+
+
+def test_the_validation_set_is_charged_whatever_the_score_says():
+    """Found in review: a score that declares not to use V must not make `match` read V for free."""
+    plan = plan_for(reads_validation=False)
+    assert plan.sigma_validation is not None
+    assert plan.validation_event() == gaussian(plan.sigma_validation, 1)
+
+
+def test_a_private_validation_set_without_noise_is_refused():
+    from dataclasses import replace
+
+    strategy = strategy_for(plan_for())
+    strategy.plan = replace(strategy.plan, sigma_validation=None)
+    with pytest.raises(MechanismError, match="validation set, which is private"):
+        strategy._noisy_mean(torch.zeros(3, 6))
+
+
+def test_long_sums_do_not_lose_records():
+    """Found in review: in float32 the sum over 50,000 records was off by more than the noise."""
+    from cords_dp.selection.match import _sum
+
+    labels = torch.zeros(50_000, dtype=torch.long)
+    labels[:5_000] = 1
+    g = uniform_gradients(torch.ones(50_000, 5), labels, 2)
+    exact = g.r[0].double()[:, None] * 5_000 * g.a[0].double() + g.r[-1].double()[:, None] * 45_000 * g.a[0].double()
+    torch.testing.assert_close(_sum(g), exact, rtol=1e-9, atol=1e-4)

@@ -293,7 +293,9 @@ def test_a_secret_subset_needs_less_noise_for_the_same_guarantee():
     assert not open_.secret_pool
 
 
-@pytest.mark.parametrize("changes", [{"strategy": "FullDP"}, {"strategy": "GLISTERDP"}, {"kappa": 0.5}])
+@pytest.mark.parametrize(
+    "changes", [{"strategy": "FullDP"}, {"strategy": "GLISTERDP"}, {"strategy": "MyOwnDP"}, {"kappa": 0.5}]
+)
 def test_amplification_is_for_one_uniform_subset_only(changes):
     with pytest.raises(ConfigError, match="secret_subset"):
         secret_plan(**changes)

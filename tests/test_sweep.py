@@ -20,7 +20,15 @@ from cords_dp.experiments.jobs import Job, grid_jobs, parse_axis
 from cords_dp.experiments.sweep import collect, is_finished, run_jobs
 from cords_dp.experiments.workers import Failed, Finished, LocalWorkers, RayTasks, Started, available_cores
 
-FILES = {"result.json": json.dumps({"strategy": "RandomDP", "accuracy": 0.5, "seed": 0, "out": "x"}).encode()}
+RESULT = {
+    "strategy": "RandomDP",
+    "accuracy": 0.5,
+    "seed": 0,
+    "out": "x",
+    "train_seconds": 1.0,
+    "selection_seconds": 0.0,
+}
+FILES = {"result.json": json.dumps(RESULT).encode()}
 
 
 class Pretend:

@@ -474,3 +474,39 @@ def test_the_size_of_a_secret_subset_varies_as_coins_do(make_config):
         k = trainer.plan.shape.k
         assert abs(len(trainer._loader.subset_indices) - k) < 5 * (k * 0.7) ** 0.5
     assert len(sizes) > 1
+
+
+# --- seeds ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"optimizer": {"lr": 0.3}}, {"model": {"architecture": "TwoLayerNet"}}, {"dataset": {"feature": "mildimb"}}],
+)
+def test_one_seed_gives_different_trainings_different_noise(make_config, changes):
+    """Found in review: with equal noise, the difference of two models of one seed would be free of it."""
+    from cords_dp.seeding import Streams
+    from cords_dp.training.trainer import _config_digest
+
+    one, same, other = make_config(), make_config(), make_config(**changes)
+    same.dataset.datadir = "elsewhere"
+    assert _config_digest(one) == _config_digest(same) != _config_digest(other)
+    noise = [torch.randn(4, generator=Streams(0, context=_config_digest(c)).torch("noise")) for c in (one, other)]
+    assert not torch.equal(*noise)
+
+
+def test_ranks_draw_their_own_views_and_the_same_masks():
+    from cords_dp.seeding import Streams
+
+    streams = [Streams(entropy=5), Streams(entropy=5)]
+    views = [torch.rand(4, generator=s.torch("augmentation", rank=rank)) for rank, s in enumerate(streams)]
+    assert not torch.equal(*views)
+    masks = [s.numpy("batches").random(4) for s in streams]
+    assert np.array_equal(*masks)
+
+
+def test_the_report_says_what_a_secret_subset_rests_on(make_config, tmp_path):
+    from cords_dp.experiments.run import run_experiment
+
+    run_experiment(make_config("RandomDP", dss_args={"secret_subset": True}), tmp_path / "run", progress=False)
+    assert "as long as the subset stays secret" in (tmp_path / "run" / "privacy.md").read_text()
