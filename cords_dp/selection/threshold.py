@@ -122,7 +122,7 @@ class ThresholdStrategy(GLISTERDPStrategy):
             noise_multiplier=self.plan.sigma_selection or 0.0,
             rng=self._rng,
         )
-        return torch.from_numpy(noisy).to(total)
+        return torch.from_numpy(noisy).to(r)
 
     # -- scores ---------------------------------------------------------------------------------------
 
