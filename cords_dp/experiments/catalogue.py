@@ -83,7 +83,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         "Accuracy over subset size",
         "over_fraction",
         {
-            "quick": Scale(("mnist",), (0.1, 0.3), (3.0, 8.0), seeds=1, changes=_SHORT),
+            "quick": Scale(("mnist",), (0.1, 0.3), seeds=1, changes=_SHORT),
             "cpu": Scale(_BOTH, (0.1, 0.3, 0.5), (3.0, 8.0)),
             "full": Scale(_BOTH, _TENTHS, (3.0, 8.0), seeds=5, paper_models=True),
         },
@@ -102,7 +102,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         "The synthetic shift set: classes 1:9 in training, 6:4 in validation, 9:1 in test",
         "over_fraction",
         {
-            "quick": Scale(("synthetic",), (0.1, 0.3, 0.5), seeds=2),
+            "quick": Scale(("synthetic",), (0.1, 0.3, 0.5), seeds=1),
             "cpu": Scale(("synthetic",), FRACTIONS, seeds=5),
             "full": Scale(("synthetic",), _TENTHS, seeds=20),
         },
