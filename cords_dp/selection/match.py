@@ -7,8 +7,9 @@ is matched are class shares and, in a random projection of h, what the records o
 
 With φ_j that gradient at length 1 and ρ = mean_V φ − mean_D φ, records are tilted exponentially along ρ:
 w_j = exp(t·⟨φ_j, ρ/‖ρ‖⟩), with t such that the tilted mean of D meets V's along ρ. A record is drawn into the
-pool by its own coin of probability min(1, κ·w_j), κ such that about k are drawn. Where D has too few of the records
-that V asks for, those that are plentiful carry a weight below 1, so that the pool still matches.
+pool by its own coin of probability min(1, κ·w_j), κ such that about k are drawn. Where D has far too few of the records
+that V asks for, those that are plentiful carry a weight below 1, so that the pool still matches. Where they are only a
+little too few the weights stay near 1: a larger pool is worth more than an exact match.
 
 ρ is shrunk towards zero by what its noise explains (James–Stein). Where training and validation data do not differ
 measurably nothing is tilted, and the pool is a uniform one: selection that cannot help does not hurt.
