@@ -73,7 +73,7 @@ class Experiment:
     per_dataset: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
-_SHORT = {"train_args": {"num_epochs": 10}, "dss_args": {"select_every": 3}}
+_SHORT = {"train_args": {"num_epochs": 10}, "dss_args": {"select_every": 5}}
 _TENTHS = tuple(round(0.1 * i, 1) for i in range(1, 10))
 _SPLITS = (0.1, 0.3, 0.5, 0.7, 0.9)
 _BOTH = ("mnist", "cifar10")
