@@ -28,7 +28,7 @@ test: $(STAMP)  ## the fast tests (what CI runs)
 test-all: $(STAMP)  ## every test, with real data and long runs
 	$(BIN)/python -m pytest -m ''
 
-reproduce: $(STAMP)  ## the paper's experiments, small, with a report: under 15 minutes on two cores
+reproduce: $(STAMP)  ## the paper's experiments, small, with a report
 	$(BIN)/python -m cords_dp reproduce all --preset quick
 
 lint: $(STAMP)  ## ruff and mypy
