@@ -41,7 +41,7 @@ KNOWN_KEYS: dict[str, set[str] | None] = {
     "dss_args": {
         "type", "fraction", "select_every", "kappa", "linear_layer", "selection_type", "greedy", "r",
         "collate_fn", "mechanism", "compute_fraction", "score", "greedy_rounds", "greedy_step", "exploration",
-        "projection", "bins", "publish_subset", "secret_subset",
+        "projection", "bins", "concentration", "publish_subset", "secret_subset",
         # arguments of CORDS' other strategies, kept so that a config can swap its type by one word
         "lam", "valid", "v1", "eps", "temperature", "per_class", "kw", "global_order_file", "gc_ratio",
         "gc_stochastic_subsets_file", "stochastic_subsets_file", "submod_function", "if_convex",
@@ -128,6 +128,8 @@ class SelectionSettings:
         where the data are so few that the releases would be mostly noise; 0 switches coins off.
     projection: dimensions that the last layer's input is projected to; noise grows with them.
     bins: cells of the score histogram on [−1, 1].
+    concentration: for ``match``, how many times as often as in a uniform draw a record may come, from 1 to n/k. Noise
+        grows with it, wasted gradients fall. Left out it is the cube root of n/k.
     publish_subset: write the last subset to ``subset.json``; only where it was paid for or drawn blindly.
 
     For ``RandomDP``:
@@ -150,6 +152,7 @@ class SelectionSettings:
     exploration: float = 0.3
     projection: int = 8
     bins: int = 128
+    concentration: float | None = None
     publish_subset: bool = False
     secret_subset: bool = False
     reads_validation: bool = True  # a property of the score, filled in when the config is read
@@ -318,6 +321,16 @@ def selection_settings(cfg: Mapping[str, Any], *, selects: bool, whole: bool) ->
             _whole(f"dss_args.{name}", getattr(settings, name))
         _number("dss_args.greedy_step", settings.greedy_step, low=0, low_included=True)
         _number("dss_args.exploration", settings.exploration, low=0, high=1, low_included=True)
+        if settings.concentration is not None:
+            limit = 1 / settings.fraction  # a fixed subset of k records comes n/k times as often
+            _number(
+                "dss_args.concentration",
+                settings.concentration,
+                low=1,
+                high=limit,
+                low_included=True,
+                high_included=True,
+            )
     return settings
 
 

@@ -20,7 +20,7 @@ match
 validation gradient    Gaussian (σ_v), when V is private          C_v (sum over V)             V
 =====================  =========================================  ===========================  =======
 
-The pools of `match` and `threshold` are not released and cost nothing by themselves: see `selection.match`.
+Whom `match` draws and the pool of `threshold` are not released and cost nothing by themselves: see `selection.match`.
 RandomDP and FullDP choose without looking at the data and pay for training only. With ``secret_subset``
 RandomDP's subset is drawn by secret coins, once, and never released: see `amplified`.
 """
@@ -60,7 +60,6 @@ class EpochPlan:
     steps: int
     rate: float
     selects: bool = False
-    redraws: bool = False  # a fresh pool from what was released before; costs nothing
 
     @property
     def phase(self) -> str:
@@ -86,6 +85,11 @@ class Shape:
     @property
     def steps(self) -> int:
         return sum(epoch.steps for epoch in self.epochs)
+
+    @property
+    def rate(self) -> float:
+        """The sampling rate of the strategy's own epochs (a warm start on all of D has another)."""
+        return next(epoch.rate for epoch in reversed(self.epochs) if epoch.steps)
 
 
 @dataclass(frozen=True)
@@ -137,6 +141,11 @@ class PrivacyPlan:
     @property
     def validation_is_read(self) -> bool:
         return self.shape.rounds > 0 and validation_releases(self.selection, self.shape.k) > 0
+
+    @property
+    def concentration(self) -> float:
+        """How many times as often as in a uniform draw of the same size a record can come into a batch."""
+        return self.shape.rate * self.shape.n / self.shape.batch_size
 
     @property
     def secret_pool(self) -> bool:

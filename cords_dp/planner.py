@@ -40,12 +40,17 @@ def epoch_schedule(
         else:
             due = selects and (epoch - 1) % selection.select_every == 0
             first = selects and epoch == select_after + 1
-            if selection.mechanism == "match":
-                # It looks at the records once, before training on them, and then only draws anew.
-                schedule.append(EpochPlan("own", math.ceil(k / batch), batch / k, first, due and not first))
+            if selects and selection.mechanism == "match":
+                # It looks at the records once, before training on them; every step then draws from all of D.
+                rate = min(batch / k, _concentration(selection, n, k) * batch / n)
+                schedule.append(EpochPlan("own", math.ceil(k / batch), rate, first))
             else:
                 schedule.append(EpochPlan("own", math.ceil(k / batch), batch / k, due and epoch > 1))
     return tuple(schedule)
+
+
+def _concentration(selection: SelectionSettings, n: int, k: int) -> float:
+    return (n / k) ** (1 / 3) if selection.concentration is None else selection.concentration
 
 
 def price_of_selection(plan: PrivacyPlan) -> float:
@@ -61,9 +66,20 @@ def price_of_selection(plan: PrivacyPlan) -> float:
     return sigma(plan.shape.epochs) / sigma(without) - 1
 
 
-def planned_batch_size(k: int) -> int:
-    """A power of two that gives at least five steps an epoch, at most 4096: large batches suit noisy steps."""
-    return int(min(4096, 2 ** math.floor(math.log2(max(1.0, k / 5)))))
+def planned_batch_size(pool: int, k: int) -> int:
+    """The batch for k gradients an epoch, drawn from a pool of records: large, because that suits noisy steps.
+
+    A power of two that is at most 4096 and a fifth of the pool. Where an epoch uses only part of the pool, it has at
+    least two steps, of equal size, so that it takes its k gradients and not more.
+    """
+    batch = int(min(4096, 2 ** math.floor(math.log2(max(1.0, pool / 5)))))
+    return batch if k >= pool else math.ceil(k / max(2, math.ceil(k / batch)))
+
+
+def _planned_batch(selection: SelectionSettings, *, n: int, k: int, whole: bool, selects: bool) -> int:
+    if whole:
+        return planned_batch_size(n, math.ceil(selection.compute_fraction * n))
+    return planned_batch_size(n if selects and selection.mechanism == "match" else k, k)
 
 
 @lru_cache(maxsize=256)
@@ -82,7 +98,7 @@ def build_plan(
     """Fix the schedule and calibrate the noise so that the total meets (ε, δ)."""
     k = n if whole else int(n * selection.fraction)
     if batch_size is None:
-        batch_size = planned_batch_size(k)
+        batch_size = _planned_batch(selection, n=n, k=k, whole=whole, selects=selects)
     if batch_size > k:
         raise ConfigError(
             "dataloader.batch_size", batch_size, f"larger than the {k} records to train on; use at most {k}"

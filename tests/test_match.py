@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 
@@ -10,18 +11,20 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 from test_threshold import CE, Net
 from torch.utils.data import DataLoader
 
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, Ledger, gaussian
 from cords_dp.config import PrivacySettings, SelectionSettings
+from cords_dp.dataloaders.poisson import poisson_batches
 from cords_dp.datasets import ArrayDataset
 from cords_dp.errors import ConfigError, MechanismError
-from cords_dp.planner import build_plan
+from cords_dp.planner import build_plan, price_of_selection
 from cords_dp.selection.match import (
     MatchStrategy,
     Tilt,
-    pool_scales,
+    chance_scales,
     score_histogram,
     tail_noise,
     tilt_strength,
@@ -61,49 +64,63 @@ def strategy_for(plan, seed=0, train_shares=SKEWED, validation_shares=EVEN, trai
     return strategy
 
 
-def class_shares(strategy, indices, weights):
-    mass = np.bincount(strategy._labels.numpy()[indices], weights=weights.numpy(), minlength=3)
-    return mass / mass.sum()
+def class_shares(strategy, mass):
+    """Shares of the classes in what a batch is expected to hold."""
+    by_class = np.bincount(strategy._labels.numpy(), weights=mass, minlength=3)
+    return by_class / by_class.sum()
 
 
 # --- what it is for ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("k", [300, 1200])
-def test_the_pool_has_about_k_records_and_the_class_shares_of_the_validation_set(k):
-    strategy = strategy_for(plan_for(n=6000, k=k))
+def test_a_batch_has_about_b_records_and_the_class_shares_of_the_validation_set(k):
+    plan = plan_for(n=6000, k=k)
+    strategy = strategy_for(plan)
     indices, weights = strategy.select(k, strategy.weights)
-    assert len(indices) == pytest.approx(k, rel=0.1)
-    assert np.abs(class_shares(strategy, indices, weights) - 1 / 3).max() < 0.13  # 0.27 in the training set
+    assert indices == list(range(6000))  # every step draws from all of D
+    assert plan.shape.rate * strategy.chances.sum() == pytest.approx(plan.shape.batch_size, rel=0.1)
+    assert np.abs(class_shares(strategy, strategy.chances * weights.numpy()) - 1 / 3).max() < 0.13  # 0.27 in D
     assert float(weights.max()) <= 1
     assert float(weights.min()) > 0
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_where_the_wanted_records_are_far_too_few_the_others_weigh_less(seed):
-    """Half of all records are asked for; two classes have 5 % each, and should be a third of the pool."""
+    """Half of all records are asked for; two classes have 5 % each, and should be a third of what is trained on."""
     strategy = strategy_for(plan_for(n=6000, k=3000), seed, train_shares=(0.05, 0.05, 0.9))
-    indices, weights = strategy.select(3000, strategy.weights)
-    assert len(indices) == pytest.approx(3000, rel=0.1)
-    labels = strategy._labels.numpy()[indices]
-    unweighted = np.bincount(labels, minlength=3) / len(labels)
-    assert np.abs(unweighted - 1 / 3).max() > 0.4
-    assert np.abs(class_shares(strategy, indices, weights) - 1 / 3).max() < 0.15
+    _, weights = strategy.select(3000, strategy.weights)
+    weights, labels = weights.numpy(), strategy._labels.numpy()
+    assert np.abs(class_shares(strategy, strategy.chances) - 1 / 3).max() > 0.4  # without weights
+    assert np.abs(class_shares(strategy, strategy.chances * weights) - 1 / 3).max() < 0.15
     assert weights[labels == 2].mean() < 0.5 * weights[labels == 0].mean()
 
 
-def test_where_nothing_differs_the_pool_is_uniform():
+@pytest.mark.parametrize("concentration", [1.0, 2.0, 5.0])
+def test_what_is_trained_on_does_not_depend_on_the_concentration(concentration):
+    """Chances take over from weights as c grows; their product keeps the class shares of V."""
+    plan = plan_for(n=6000, k=1200, concentration=concentration)
+    strategy = strategy_for(plan)
+    _, weights = strategy.select(1200, strategy.weights)
+    assert plan.shape.rate == pytest.approx(concentration * 100 / 6000)
+    assert plan.concentration == pytest.approx(concentration)
+    assert strategy.chances.mean() == pytest.approx(1 / concentration, rel=0.1)
+    assert np.abs(class_shares(strategy, strategy.chances * weights.numpy()) - 1 / 3).max() < 0.13
+
+
+def test_where_nothing_differs_the_draw_is_uniform():
     """James–Stein shrinks a difference that noise explains to exactly nothing, for every seed tried."""
     for seed in range(10):
-        strategy = strategy_for(plan_for(), seed, EVEN, EVEN)
+        plan = plan_for()
+        strategy = strategy_for(plan, seed, EVEN, EVEN)
         _, weights = strategy.select(600, strategy.weights)
         assert strategy.released.strength == 0
-        assert strategy.released.inclusion(np.array([-1.0, 1.0])).tolist() == pytest.approx([0.2, 0.2])
+        assert strategy.released.chances(np.array([-1.0, 1.0])) == pytest.approx(1 / plan.concentration)
         assert torch.equal(weights, torch.ones(len(weights)))
 
 
 def test_selection_is_nearly_free():
-    """The training noise rises by less than 1.5 % against RandomDP, at k = 0.1 of MNIST's size."""
+    """Its releases raise the noise by less than 1.5 %, and the noise stays below that of a fixed subset (k = 0.1)."""
 
     def plan(strategy):
         return build_plan(
@@ -111,7 +128,18 @@ def test_selection_is_nearly_free():
             epochs=20, batch_size=1024, n=54_000, n_validation=6_000, whole=False, selects=strategy == "GLISTERDP",
         )  # fmt: skip
 
-    assert plan("RandomDP").sigma < plan("GLISTERDP").sigma < 1.015 * plan("RandomDP").sigma
+    assert 0 < price_of_selection(plan("GLISTERDP")) < 0.015
+    assert plan("GLISTERDP").sigma < 0.4 * plan("RandomDP").sigma
+
+
+@pytest.mark.parametrize("fraction", [0.05, 0.1, 0.5, 1.0])
+def test_the_rate_lies_between_a_uniform_draw_s_and_a_fixed_subset_s(fraction):
+    shape = build_plan(
+        "GLISTERDP", PrivacySettings(3.0, accountant="rdp"), SelectionSettings(fraction=fraction), epochs=3,
+        batch_size=100, n=10_000, n_validation=500, whole=False, selects=True,
+    ).shape  # fmt: skip
+    assert shape.rate == pytest.approx((1 / fraction) ** (1 / 3) * 100 / 10_000)
+    assert 100 / shape.n <= shape.rate <= 100 / shape.k
 
 
 # --- what is released ----------------------------------------------------------------------------------------
@@ -165,7 +193,7 @@ def test_replay_with_released_values_frozen_changes_one_record_only(seed, record
     tilt = Tilt(first.released.direction, 3.0, -1.0, -2.0)  # a steep one, whatever this seed gave
     here, there = first._scores(tilt.direction), second._scores(tilt.direction)
     others = np.arange(40) != record
-    for quantity in (tilt.inclusion, tilt.weights):
+    for quantity in (tilt.chances, tilt.weights):
         assert np.array_equal(quantity(here)[others], quantity(there)[others])
 
 
@@ -188,23 +216,73 @@ def test_mutants_that_couple_records_are_caught_by_the_replay():
 )  # fmt: skip
 def test_rates_and_weights_are_probabilities(strength, fill, match, scores):
     tilt = Tilt(torch.zeros(1), strength, fill, match)
-    for quantity in (tilt.inclusion(np.array(scores)), tilt.weights(np.array(scores))):
+    for quantity in (tilt.chances(np.array(scores)), tilt.weights(np.array(scores))):
         assert (quantity >= 0).all()
         assert (quantity <= 1).all()
 
 
-def test_coins_follow_the_tilt():
-    """The law of the pool: each record by its own coin of the stated probability."""
-    strategy = strategy_for(plan_for(n=200, k=60))
-    strategy.select(60, strategy.weights)
-    strategy.released = Tilt(strategy.released.direction, 2.0, -1.0, -1.5)
-    rates = strategy.released.inclusion(strategy._scores(strategy.released.direction))
-    draws = 2000
-    hits = np.zeros(200)
-    for _ in range(draws):
-        hits[strategy.redraw()[0]] += 1
-    z = (hits - draws * rates) / np.sqrt(draws * rates * (1 - rates) + 1e-9)
-    assert np.abs(z[(rates > 0.01) & (rates < 0.99)]).max() < 4.8  # 200 records, α below 1e-3
+def inclusion_law_holds(draw, rate, chances, draws=4000):
+    """Each record by its own coin of probability rate · chance, afresh in every batch. α below 1e-3 for 200 records."""
+    members = np.array([np.isin(np.arange(len(chances)), batch) for batch in draw(draws)])
+    expected = rate * chances
+    z = (members.mean(axis=0) - expected) / np.sqrt(expected * (1 - expected) / draws + 1e-12)
+    pairs = members[:-1] & members[1:]  # the same record in two batches running: independent draws
+    twice = (pairs.mean(axis=0) - expected**2) / np.sqrt(expected**2 / draws + 1e-12)
+    return np.abs(z).max() < 4.8 and np.abs(twice).max() < 6
+
+
+def test_every_batch_draws_by_fresh_coins_and_fixed_pools_are_caught():
+    """The law of the draw. Mutants: one pool for all steps at the same rate, and coins above the charged rate."""
+    chances = np.linspace(0.1, 1.0, 200)
+    data = ArrayDataset(np.arange(200, dtype=np.float32)[:, None], np.zeros(200, dtype=np.int64))
+
+    def ours(draws):
+        rng = np.random.default_rng(0)
+        batches = poisson_batches(data, np.arange(200), rate=0.3, steps=draws, rng=rng, chances=chances)
+        return [x[:, 0].int().numpy() for x, _, _ in batches]
+
+    def one_pool(draws):
+        rng = np.random.default_rng(0)
+        pool = np.flatnonzero(rng.random(200) < chances)
+        return [pool[rng.random(len(pool)) < 0.3] for _ in range(draws)]
+
+    def chances_by_weight(draws):
+        rng = np.random.default_rng(0)
+        return [np.flatnonzero(rng.random(200) < 0.3 * chances / chances.mean()) for _ in range(draws)]
+
+    assert inclusion_law_holds(ours, 0.3, chances)
+    assert not inclusion_law_holds(one_pool, 0.3, chances)
+    assert not inclusion_law_holds(chances_by_weight, 0.3, chances)
+
+
+@settings(max_examples=25)
+@given(chance=st.sampled_from([2.0, 1e9, math.inf, math.nan, -1.0]))
+def test_no_chance_lifts_a_record_above_the_charged_rate(chance):
+    data = ArrayDataset(np.zeros((400, 1), dtype=np.float32), np.zeros(400, dtype=np.int64))
+    batches = poisson_batches(
+        data, np.arange(400), rate=0.1, steps=50, rng=np.random.default_rng(0), chances=np.full(400, chance)
+    )
+    total = sum(len(y) for _, y, _ in batches)
+    assert total < 2000 + 5 * math.sqrt(50 * 400 * 0.09)
+
+
+@pytest.mark.parametrize("direction", [1, -1])
+def test_a_thinned_step_is_dominated_by_the_event_it_is_charged_as(direction):
+    """Exact hockey sticks: drawing with probability q·p and weight w never costs more than the event (q, σ)."""
+    sigma, q = 0.8, 0.2
+    grid = np.linspace(-12, 14, 40_001)
+    absent = stats.norm.pdf(grid, 0, sigma)
+
+    def profile(rate, shift, epsilon):
+        present = (1 - rate) * absent + rate * stats.norm.pdf(grid, shift, sigma)
+        one, other = (present, absent) if direction == 1 else (absent, present)
+        return np.trapezoid(np.maximum(one - math.exp(epsilon) * other, 0), grid)
+
+    for chance, weight, epsilon in itertools.product((0.1, 0.5, 1.0), (0.3, 1.0), (0.0, 0.3, 1.0, 2.0)):
+        assert profile(q * chance, weight, epsilon) <= profile(q, 1.0, epsilon) + 1e-9
+    # mutants: a weight or a chance above 1 is not covered by the charge
+    assert profile(q, 1.5, 0.1) > profile(q, 1.0, 0.1)
+    assert profile(1.5 * q, 1.0, 0.1) > profile(q, 1.0, 0.1)
 
 
 # --- post-processing -----------------------------------------------------------------------------------------
@@ -220,13 +298,13 @@ def test_the_tilt_meets_the_wanted_mean(wanted):
 
 def test_nothing_to_count_means_nothing_to_tilt():
     assert tilt_strength(np.zeros(4), np.zeros(4), 0.5) == 0
-    assert pool_scales(np.zeros(4), np.zeros(4), size=10, records=100) == (math.log(0.1), 0.0)
+    assert chance_scales(np.zeros(4), np.zeros(4), share=0.1) == (math.log(0.1), 0.0)
 
 
-def test_expected_pool_is_k_for_every_strength():
+def test_the_expected_share_stays_for_every_strength():
     counts, scores = np.array([500.0, 300, 150, 50]), np.array([-0.75, -0.25, 0.25, 0.75])
     for strength in (0.5, 3.0, 12.0):
-        fill, _ = pool_scales(counts, strength * scores, size=200, records=1000)
+        fill, _ = chance_scales(counts, strength * scores, share=0.2)
         assert counts @ np.exp(np.minimum(0, fill + strength * scores)) == pytest.approx(200, rel=1e-6)
 
 
@@ -250,11 +328,10 @@ def test_tail_noise_is_that_of_the_release():
 # --- whole runs ----------------------------------------------------------------------------------------------
 
 
-def test_one_selection_before_training_then_free_redraws(train):
+def test_one_selection_before_training(train):
     trainer = train("GLISTERDP", train_args={"num_epochs": 5})
     epochs = trainer.plan.shape.epochs
     assert [e.selects for e in epochs] == [True, False, False, False, False]
-    assert [e.redraws for e in epochs] == [False, False, True, False, True]
     assert trainer.spent().epsilon <= 3.0
     assert len(trainer.ledger.events(TRAINING_DATA, "selection")) == 1
     assert len(trainer.ledger.events(VALIDATION_DATA)) == 1
@@ -266,18 +343,18 @@ def test_after_a_warm_start_it_selects_when_the_pool_is_first_used(train):
     assert trainer.plan.shape.rounds == 1
 
 
-@pytest.mark.parametrize("size", [0, 5])
-def test_steps_and_rate_do_not_depend_on_the_pool_s_size(make_config, monkeypatch, size):
+@pytest.mark.parametrize("kept", [0, 5])
+def test_steps_and_rate_do_not_depend_on_who_is_drawn(make_config, monkeypatch, kept):
     from cords_dp.training import TrainClassifier
 
-    monkeypatch.setattr(Tilt, "inclusion", lambda self, scores: (np.arange(len(scores)) < size).astype(float))
+    monkeypatch.setattr(Tilt, "chances", lambda self, scores: (np.arange(len(scores)) < kept).astype(float))
     trainer = TrainClassifier(make_config("GLISTERDP"))
     trainer.train()
+    shape = trainer.plan.shape
     charged = [e for e in trainer.ledger.entries if e.phase == "training"]
-    assert sum(e.event.count for e in charged) == trainer.plan.shape.steps
-    assert {e.event.rate for e in charged} == {128 / trainer.plan.shape.k}
-    assert len(trainer._loader) == trainer.plan.shape.epochs[-1].steps
-    assert len(trainer._loader.subset_indices) == size
+    assert sum(e.event.count for e in charged) == shape.steps
+    assert {e.event.rate for e in charged} == {(shape.n / shape.k) ** (1 / 3) * 128 / shape.n}
+    assert len(trainer._loader) == shape.epochs[-1].steps
 
 
 def test_a_checkpoint_holds_the_tilt_and_no_members(make_config, tmp_path):

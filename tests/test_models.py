@@ -114,11 +114,19 @@ def test_the_learning_rate_follows_the_plan():
         planned_learning_rate(cfg, plan, build_model(config("MnistNet", "mnist"), seed=0))
 
 
-@pytest.mark.parametrize(("k", "batch"), [(54_000, 4096), (5_400, 1024), (400, 64), (3, 1)])
-def test_the_batch_follows_the_plan(k, batch):
+@pytest.mark.parametrize(
+    ("pool", "k", "batch"),
+    [(54_000, 54_000, 4096), (5_400, 5_400, 1024), (400, 400, 64), (3, 3, 1), (45_000, 4_500, 2250),
+     (45_000, 9_001, 3001), (1_437, 143, 72), (100, 1, 1)],
+)  # fmt: skip
+def test_the_batch_follows_the_plan(pool, k, batch):
+    """A part of a pool is used up in equal steps: at most one gradient a step more than k, never a whole batch."""
     from cords_dp.planner import planned_batch_size
 
-    assert planned_batch_size(k) == batch
+    assert planned_batch_size(pool, k) == batch
+    if k < pool:
+        steps = -(-k // batch)
+        assert k <= steps * batch < k + steps + 1
 
 
 def test_views_are_shifts_and_mirror_images():

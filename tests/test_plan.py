@@ -46,8 +46,9 @@ def plan_for(strategy="GLISTERDP", *, n=45_000, n_validation=5_000, epochs=20, b
 # --- schedule ----------------------------------------------------------------------------------------
 
 
-def test_rate_is_batch_over_pool_and_steps_cover_it():
-    plan = plan_for("RandomDP")
+@pytest.mark.parametrize("mechanism", ["match", "threshold", "exponential"])
+def test_rate_is_batch_over_pool_and_steps_cover_it(mechanism):
+    plan = plan_for("RandomDP", mechanism=mechanism)  # a key of GLISTERDP's, without meaning here
     assert {e.rate for e in plan.shape.epochs} == {1024 / 4500}
     assert {e.steps for e in plan.shape.epochs} == {5}
     assert plan.shape.steps == 100

@@ -22,16 +22,21 @@ def poisson_batches(
     steps: int,
     rng: np.random.Generator,
     weights: Tensor | None = None,
+    chances: np.ndarray | None = None,
     world: World = World(),  # noqa: B008 - frozen
 ) -> Iterator[Batch]:
     """``steps`` batches of (x, y, weight), each member falling into each batch with probability ``rate``.
+
+    With ``chances`` in [0, 1] a member that was drawn stays with its own chance, by a fresh coin: it falls into a batch
+    with probability ``rate · chance``. Such a step is still an event of the given rate (`selection.match`).
 
     Formal guarantee: the inclusions are independent over members and steps and are drawn in float64 from a
     generator that nothing else uses. The number of batches is a public constant. Batches may be empty. Of several
     processes each gets its turns of the same batches.
     """
+    rates = rate if chances is None else rate * np.clip(np.nan_to_num(chances), 0.0, 1.0)
     for _ in range(steps):
-        drawn = np.flatnonzero(rng.random(len(members)) < rate)[world.rank :: world.size]
+        drawn = np.flatnonzero(rng.random(len(members)) < rates)[world.rank :: world.size]
         x, y = fetch(dataset, members[drawn])
         yield x, y, torch.ones(len(y)) if weights is None else weights[torch.from_numpy(drawn)]
 

@@ -44,6 +44,7 @@ class PoissonEpochs:
     cur_epoch: int
     subset_indices: np.ndarray
     subset_weights: Tensor | None
+    chances: np.ndarray | None = None  # of a record that a batch has drawn to stay in it
     selection_seconds: float = 0.0
 
     def _start(self, plan: PrivacyPlan, streams: Streams) -> None:
@@ -61,12 +62,10 @@ class PoissonEpochs:
             start = time.perf_counter()
             self.resample()
             self.selection_seconds += time.perf_counter() - start
-        elif epoch.redraws:
-            self.redraw()
         self.cur_epoch += 1
-        members, weights = np.asarray(self.subset_indices), self.subset_weights
+        members, weights, chances = np.asarray(self.subset_indices), self.subset_weights, self.chances
         if epoch.pool == "all":
-            members, weights = np.arange(self.plan.shape.n), None
+            members, weights, chances = np.arange(self.plan.shape.n), None, None
         return poisson_batches(
             self.dataset,
             members,
@@ -74,6 +73,7 @@ class PoissonEpochs:
             steps=epoch.steps,
             rng=self._batch_rng,
             weights=weights,
+            chances=chances,
             world=current_world(),
         )
 
@@ -83,9 +83,6 @@ class PoissonEpochs:
 
     def resample(self) -> None:
         raise MechanismError(f"{type(self).__name__} does not select, but the plan has a selection")
-
-    def redraw(self) -> None:
-        raise MechanismError(f"{type(self).__name__} cannot draw its pool anew, but the plan says so")
 
 
 class FullDPDataLoader(PoissonEpochs):
@@ -185,13 +182,10 @@ class GLISTERDPDataLoader(_CordsLoader, GLISTERDataLoader):
             weights = {name: value.detach().clone() for name, value in self.train_model.state_dict().items()}
         self._set_pool(*self.strategy.select(self.budget, weights))
 
-    def redraw(self) -> None:
-        self._set_pool(*self.strategy.redraw())
-
     def restore(self, state: dict[str, Any]) -> None:
         """The pool of a checkpoint, recomputed from released values."""
         self._set_pool(*self.strategy.members_from(state))
 
     def _set_pool(self, indices: Sequence[int], weights: Tensor) -> None:
-        indices, weights = current_world().share((indices, weights))
+        indices, weights, self.chances = current_world().share((indices, weights, self.strategy.chances))
         self.subset_indices, self.subset_weights = np.asarray(indices, dtype=np.int64), weights

@@ -40,10 +40,9 @@ METHODS: dict[str, Method] = {
     "RandomDP": Method("RandomDP"),
     "RandomDP, secret subset": Method("RandomDP", {"dss_args": {"secret_subset": True}}),
     "FullDP, equal compute": Method("FullDP"),
-    "FullDP, equal compute, lr by plan": Method("FullDP", {"optimizer": {"lr": "auto"}}),
     "FullDP": Method("FullDP"),
 }
-_ALSO = ("GLISTERDP threshold", "GLISTERDP top_k", "GLISTERDP frozen", "FullDP, equal compute, lr by plan")
+_ALSO = ("GLISTERDP threshold", "GLISTERDP top_k", "GLISTERDP frozen")
 _USUAL = tuple(m for m in METHODS if m not in _ALSO)
 _WHOLE = "FullDP"  # the one method that does not depend on k
 
@@ -70,7 +69,6 @@ class Experiment:
     methods: tuple[str, ...] = _USUAL
     changes: Mapping[str, Any] = field(default_factory=dict)
     splits: tuple[float | None, ...] = (None,)
-    per_dataset: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 _SHORT = {"train_args": {"num_epochs": 10}, "dss_args": {"select_every": 5}}
@@ -149,12 +147,6 @@ EXPERIMENTS: dict[str, Experiment] = {
         },
         methods=tuple(METHODS),
         changes={"dataset": {"feature": "classimb", "classimb_ratio": 0.5, "balanced_validation": True}},
-        # one batch size and one learning rate for all methods, so that they differ in the method alone
-        per_dataset={
-            "mnist": {"dataloader": {"batch_size": 1024}, "optimizer": {"lr": 2.0}},
-            "cifar10": {"dataloader": {"batch_size": 1024}, "optimizer": {"lr": 1.0}},
-            "cifar100": {"dataloader": {"batch_size": 1024}, "optimizer": {"lr": 1.0}},
-        },
     ),
 }
 
@@ -219,7 +211,6 @@ def _config(
         paper_model(dataset) if scale.paper_models else {},
         scale.changes,
         experiment.changes,
-        experiment.per_dataset.get(dataset, {}),
         chosen.changes,
     )
     for layer in layers:

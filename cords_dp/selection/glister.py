@@ -49,6 +49,8 @@ _STOCHASTIC_ERROR = 0.01  # CORDS' choice: candidates = n/k · ln(1/0.01)
 class GLISTERDPStrategy(GLISTERStrategy):
     """CORDS' GLISTER strategy with private picks. `select` returns k indices and weights of 1."""
 
+    chances: np.ndarray | None = None  # set by `match`: of a record that a batch has drawn to stay in it
+
     def __init__(
         self,
         *args: Any,

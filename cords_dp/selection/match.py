@@ -1,4 +1,4 @@
-"""Matching the validation set: every record joins the pool with the probability that makes the pool look like V.
+"""Matching the validation set: records are drawn so that what is trained on looks like V.
 
 GLISTER wants the subset on which training lowers the validation loss most. Its greedy gains vanish in every direction
 once the subset's mean gradient equals the validation set's, so `match` aims there at once instead of picking greedily.
@@ -6,22 +6,30 @@ Gradients are taken at the uniform prediction, where a record's last-layer gradi
 is matched are class shares and, in a random projection of h, what the records of each class look like.
 
 With φ_j that gradient at length 1 and ρ = mean_V φ − mean_D φ, records are tilted exponentially along ρ:
-w_j = exp(t·⟨φ_j, ρ/‖ρ‖⟩), with t such that the tilted mean of D meets V's along ρ. A record is drawn into the
-pool by its own coin of probability min(1, κ·w_j), κ such that about k are drawn. Where D has far too few of the records
-that V asks for, those that are plentiful carry a weight below 1, so that the pool still matches. Where they are only a
-little too few the weights stay near 1: a larger pool is worth more than an exact match.
+w_j = exp(t·⟨φ_j, ρ/‖ρ‖⟩), with t such that the tilted mean of D meets V's along ρ. Every step draws its own subset: a
+Poisson draw from all of D at the rate q = c·B/n, in which a record stays with the chance p_j = min(1, κ·w_j), κ such
+that about B stay. An epoch computes about k gradients, as with a fixed subset of k records. Where D has far too few of
+the records that V asks for, those that are plentiful carry a weight below 1, so that the draw still matches. Where they
+are only a little too few the weights stay near 1: a larger batch is worth more than an exact match.
+
+The concentration c says how much more often than in a uniform draw a record may come. At c = 1 matching is by weights
+alone, at c = n/k records come as often as those of a fixed subset of k would. Noise grows with c, wasted gradients
+fall.
 
 ρ is shrunk towards zero by what its noise explains (James–Stein). Where training and validation data do not differ
-measurably nothing is tilted, and the pool is a uniform one: selection that cannot help does not hurt.
+measurably nothing is tilted, and the draw is a uniform one: selection that cannot help hardly hurts.
 
 Formal guarantees
 -----------------
 Unit: one record of D, zero-out. Released, at sensitivity 1 and charged before: on D the sum of the φ_j (‖φ_j‖ ≤ 1) and
 the tail counts of the scores ⟨φ_j, ρ/‖ρ‖⟩ (`mechanisms.quantile`), each one Gaussian event; on V the sum of its φ, one
-Gaussian event of V's ledger. All else is post-processing. Membership and weight (in [0, 1]) of a record are functions
-of that record, its coin and released values, so a DP-SGD step stays an ordinary event (q, σ) as in
-`selection.threshold`: rate, steps and normaliser come from the public k, and the pool is secret state.
-Coins may be drawn anew as often as one likes, at no cost.
+Gaussian event of V's ledger. All else is post-processing.
+
+A training step computes Σ_j b_j·s_j·w_j·clip_C(∇ℓ_j) + noise with fresh coins b_j ~ Bernoulli(q), s_j ~ Bernoulli(p_j).
+Write s_j = 1[ξ_j < p_j] with ξ_j uniform: given the released values, record j's part is a function of that record and
+of its own randomness, of norm at most C since w_j ∈ [0, 1], and zero for a null record. So the step is an ordinary
+Poisson-subsampled Gaussian event (q, σ). It may be drawn as one coin of probability q·p_j. Rate, number of steps and
+normaliser come from the public n, k, B and c; chances, weights and batches are secret state.
 """
 
 from __future__ import annotations
@@ -51,22 +59,22 @@ class Tilt:
 
     direction: Tensor
     strength: float
-    log_fill: float  # ln κ for about k members
+    log_fill: float  # ln κ for a share 1/c of all records
     log_match: float  # the largest ln κ at which caps at 1 spare most of the tilted mass
 
-    def inclusion(self, scores: np.ndarray) -> np.ndarray:
-        """The probability of each record to be drawn into the pool."""
+    def chances(self, scores: np.ndarray) -> np.ndarray:
+        """The probability of each record to stay in a batch that has drawn it."""
         return np.exp(np.minimum(0.0, self.log_fill + self.strength * scores))
 
     def weights(self, scores: np.ndarray) -> np.ndarray:
-        """The weight in [0, 1] of each record once it is drawn."""
+        """The weight in [0, 1] of each record that stays."""
         tilted = self.strength * scores
         lower = min(self.log_fill, self.log_match)
         return np.exp(np.minimum(0.0, lower + tilted) - np.minimum(0.0, self.log_fill + tilted))
 
 
 class MatchStrategy(GLISTERDPStrategy):
-    """`select` returns the members of a secret pool of about k records, and their weights."""
+    """`select` returns all records with their weights, and leaves each record's chance to be used in ``chances``."""
 
     released: Tilt | None = None
 
@@ -74,14 +82,12 @@ class MatchStrategy(GLISTERDPStrategy):
         self._charge_round()
         self._describe(model_params)
         self.released = self._release()
-        return self.redraw()
+        return self._apply(self.released)
 
-    def redraw(self) -> tuple[list[int], Tensor]:
-        """A pool by fresh coins from what was released before. Nothing new is released."""
-        assert self.released is not None
-        scores = self._scores(self.released.direction)
-        members = np.flatnonzero(self._rng.random(len(scores)) < self.released.inclusion(scores))
-        return members.tolist(), torch.from_numpy(self.released.weights(scores)[members]).float()
+    def _apply(self, tilt: Tilt) -> tuple[list[int], Tensor]:
+        scores = self._scores(tilt.direction)
+        self.chances = tilt.chances(scores)
+        return list(range(len(scores))), torch.from_numpy(tilt.weights(scores)).float()
 
     # -- what is released -----------------------------------------------------------------------------
 
@@ -106,7 +112,7 @@ class MatchStrategy(GLISTERDPStrategy):
         counts, scores = score_histogram(tails, noise=tail_noise(sigma, len(tails)))
         wanted = float((target * direction).sum()) - (1 - kept) * length
         strength = tilt_strength(counts, scores, wanted) if kept else 0.0
-        fill, match = pool_scales(counts, strength * scores, size=self.plan.shape.k, records=n)
+        fill, match = chance_scales(counts, strength * scores, share=1 / self.plan.concentration)
         return Tilt(direction, strength, fill, match)
 
     def _explained_by_noise(self, dimension: int) -> float:
@@ -143,10 +149,10 @@ class MatchStrategy(GLISTERDPStrategy):
         return {"weights": self._released_weights, "tilt": {**asdict(self.released)}}
 
     def members_from(self, state: dict[str, Any]) -> tuple[list[int], Tensor]:
-        """The pool of a checkpoint, recomputed with fresh coins. Nothing new is released."""
+        """What `select` returned, recomputed from a checkpoint. Nothing new is released."""
         self._describe(state["weights"])
         self.released = Tilt(**state["tilt"])
-        return self.redraw()
+        return self._apply(self.released)
 
 
 # --- one record at a time --------------------------------------------------------------------------
@@ -199,15 +205,15 @@ def tilt_strength(counts: np.ndarray, scores: np.ndarray, wanted: float) -> floa
     return _bisect(mean, wanted, 0.0, _STEEPEST)
 
 
-def pool_scales(counts: np.ndarray, tilted: np.ndarray, *, size: int, records: int) -> tuple[float, float]:
-    """(ln κ for an expected pool of ``size``, the largest ln κ at which most of the mass is not capped)."""
+def chance_scales(counts: np.ndarray, tilted: np.ndarray, *, share: float) -> tuple[float, float]:
+    """(ln κ at which a ``share`` of the records stays, the largest ln κ at which most of the mass is not capped)."""
     if counts.sum() <= 0 or not tilted.any():
-        return math.log(size / records), 0.0
-    counts = counts * records / counts.sum()  # the number of records is public
+        return math.log(share), 0.0
+    shares = counts / counts.sum()
     low, high = -float(tilted.max()) - 30.0, -float(tilted.min())
-    fill = _bisect(lambda c: float(counts @ np.exp(np.minimum(0.0, c + tilted))), float(size), low, high)
+    fill = _bisect(lambda c: float(shares @ np.exp(np.minimum(0.0, c + tilted))), share, low, high)
     order = np.argsort(tilted)
-    mass = np.cumsum((counts * np.exp(tilted - tilted.max()))[order])
+    mass = np.cumsum((shares * np.exp(tilted - tilted.max()))[order])
     top = order[min(len(order) - 1, int(np.searchsorted(mass, _MASS_MATCHED * mass[-1])))]
     return fill, -float(tilted[top])
 

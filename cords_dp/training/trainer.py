@@ -518,7 +518,7 @@ class TrainClassifier(toolkit.TrainClassifier):
             self.plan.delta,
             self.plan.sigma,
             shape.steps,
-            shape.batch_size / shape.k,
+            shape.rate,
             shape.rounds,
         )
 
