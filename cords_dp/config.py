@@ -10,6 +10,8 @@ from __future__ import annotations
 import ast
 import copy
 import difflib
+import hashlib
+import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -114,9 +116,10 @@ class PrivacySettings:
 class SelectionSettings:
     """The part of ``dss_args`` that the plan needs. The first names are CORDS' own.
 
-    mechanism: ``match`` (a secret pool drawn so that it resembles the validation set; nearly free), ``threshold`` (a
-        secret pool of the highest scores), ``top_k`` (a subset to publish, one Gaussian release a round) or
-        ``exponential`` (the paper's). ``match`` is the default for the score ``glister``, ``threshold`` for others.
+    mechanism: ``match`` (every step draws records that together resemble the validation set; looks at the records once
+        a run, so ``select_every`` means nothing to it), ``threshold`` (a secret pool of the highest scores), ``top_k``
+        (a subset to publish, one Gaussian release a round) or ``exponential`` (the paper's). ``match`` is the default
+        for the score ``glister``, ``threshold`` for others.
     greedy, r: how the exponential mechanism's picks move the validation gradient; ``Frozen`` does not.
     score: ``glister``, ``el2n``, ``grad_norm`` or a registered one.
 
@@ -128,8 +131,8 @@ class SelectionSettings:
         where the data are so few that the releases would be mostly noise; 0 switches coins off.
     projection: dimensions that the last layer's input is projected to; noise grows with them.
     bins: cells of the score histogram on [−1, 1].
-    concentration: for ``match``, how many times as often as in a uniform draw a record may come, from 1 to n/k. Noise
-        grows with it, wasted gradients fall. Left out it is the cube root of n/k.
+    concentration: for ``match``, how many times as often as in a uniform draw a record may come, from 1 to
+        1/fraction. Noise grows with it, wasted gradients fall. Left out it is the cube root of n/k.
     publish_subset: write the last subset to ``subset.json``; only where it was paid for or drawn blindly.
 
     For ``RandomDP``:
@@ -363,6 +366,14 @@ def _plain_value(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     return getattr(value, "__name__", type(value).__name__)
+
+
+def config_digest(cfg: Mapping[str, Any]) -> str:
+    """A hash of what decides the gradients: one seed must not give two different trainings the same noise."""
+    plain = to_plain(cfg)
+    plain.get("dataset", {}).pop("datadir", None)
+    decisive = {key: plain.get(key) for key in ("dataset", "model", "loss", "optimizer", "scheduler")}
+    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
 
 
 # --- checks of single values ---------------------------------------------------------------------

@@ -53,8 +53,12 @@ def _concentration(selection: SelectionSettings, n: int, k: int) -> float:
     return (n / k) ** (1 / 3) if selection.concentration is None else selection.concentration
 
 
-def price_of_selection(plan: PrivacyPlan) -> float:
-    """By how much selection raises the training noise: 0.01 is one per cent. Both plans by RDP, which is quick."""
+def price_of_selection(plan: PrivacyPlan, *, rate: float | None = None) -> float:
+    """By how much the training noise exceeds that of the same steps without selection: 0.01 is one per cent.
+
+    ``rate``: at which those steps would sample, where selection changes that too (`match`). Both plans by RDP, which is
+    quick.
+    """
     if plan.noiseless or not plan.shape.rounds:
         return 0.0
 
@@ -62,7 +66,10 @@ def price_of_selection(plan: PrivacyPlan) -> float:
         shape = replace(plan.shape, epochs=epochs)
         return _calibrate_training(replace(plan, shape=shape, privacy=replace(plan.privacy, accountant="rdp")))
 
-    without = tuple(replace(epoch, selects=False) for epoch in plan.shape.epochs)
+    without = tuple(
+        replace(epoch, selects=False, rate=epoch.rate if rate is None or epoch.pool != "own" else rate)
+        for epoch in plan.shape.epochs
+    )
     return sigma(plan.shape.epochs) / sigma(without) - 1
 
 

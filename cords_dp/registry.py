@@ -69,9 +69,11 @@ def register_strategy(
 ) -> Strategy:
     """Make ``dss_args.type = name`` use ``build(context)``, which returns a loader of (x, y, weight) batches.
 
-    A private strategy's loader must follow ``context.plan``: Poisson batches at the planned rate, the planned
-    number of steps for each epoch, and a pool chosen without looking at the data (or by a mechanism that is
-    charged to ``context.ledger``). Names are compared without case, ``-`` and ``_``.
+    A private strategy's loader must follow ``context.plan``: Poisson batches in which no record comes with a higher
+    probability than ``plan.shape.epochs[i].rate`` (never compute B/k yourself), the planned number of steps for each
+    epoch, and a pool chosen without looking at the data (or by a mechanism that is charged to ``context.ledger``). With
+    ``selects`` the plan pays for ``dss_args.mechanism``, ``match`` if none is named. Names are compared without case,
+    ``-`` and ``_``.
     """
     strategy = Strategy(name, build, private=private, whole=whole, selects=selects)
     _STRATEGIES[_key(name)] = strategy

@@ -8,6 +8,7 @@ from the operating system's entropy and are not recorded anywhere.
 from __future__ import annotations
 
 import hashlib
+import random
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,3 +69,13 @@ class Streams:
             state[_MERSENNE_START:end] = torch.from_numpy(words.astype(np.uint64).view(np.uint8).copy())
             generator.set_state(state)
         return generator
+
+
+def seed_global_generators(streams: Streams, rank: int) -> None:
+    """Dropout and CORDS' own strategies draw from the global generators; no two ranks drop out alike."""
+    if streams.seed is None:
+        return
+    seed = int(streams.numpy("init").integers(2**31)) + streams.attempt + 7919 * rank
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - CORDS uses the global generator
+    random.seed(seed)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from cords_dp.mechanisms import clip_factors, finite_or_zero
-from cords_dp.training.engine import MODES, PlainEngine, PrivateEngine, fastest_mode
+from cords_dp.training.engine import MODES, PlainEngine, PrivateEngine
+from cords_dp.training.modes import fastest_mode
 
 CE = nn.CrossEntropyLoss(reduction="none")
 
@@ -244,7 +245,7 @@ def test_plain_engine_uses_the_same_normaliser():
 
 
 class InPlaceResidual(nn.Module):
-    """What makes CORDS' ResNet18 fail under backward hooks."""
+    """What makes CORDS' ResNet18 fail under Opacus' backward hooks."""
 
     def __init__(self):
         super().__init__()
@@ -256,14 +257,53 @@ class InPlaceResidual(nn.Module):
         return self.head(torch.tanh(out))
 
 
-def test_a_mode_is_found_for_in_place_residuals():
+@pytest.mark.parametrize("mode", ["ghost", "ew", "hooks", "functorch"])
+def test_every_mode_takes_in_place_residuals(mode):
     x, y, w = batch_of(4)
     model = InPlaceResidual()
-    mode = fastest_mode(model, x, y, CE)
     expected = clipped_sum_by_loop(model, x, y, w, clip=0.5) / 4
     before = flat(model)
     engine_for(model, mode).step(x, y, w)
     torch.testing.assert_close((before - flat(model)).double(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("statement", ["out.add_(self.two(x))", "out.mul_(self.two(x))"])
+def test_a_model_whose_in_place_statements_cannot_be_undone_is_refused(statement):
+    """Mutant of the rule: ``out.add_(b)`` as a statement does not rebind ``out``."""
+    from cords_dp.errors import UnsupportedModelError
+
+    class Statement(InPlaceResidual):
+        def forward(self, x):
+            out = self.one(x)
+            exec(statement, {"out": out, "self": self, "x": x})
+            return self.head(torch.tanh(out))
+
+    x, y, _ = batch_of(4)
+    with pytest.raises(UnsupportedModelError, match="no way to get per-example gradients"):
+        fastest_mode(Statement(), x, y, CE, ("hooks", "ghost"))
+
+
+@pytest.mark.parametrize(("unfit", "reason"), [("unused", "take no part"), ("shape", "one logit")])
+def test_models_that_are_no_classifiers_are_refused_with_the_reason(unfit, reason):
+    from cords_dp.errors import UnsupportedModelError
+
+    class Unfit(InPlaceResidual):
+        def forward(self, x):
+            out = self.head(torch.tanh(self.one(x) if unfit == "unused" else self.one(x) + self.two(x)))
+            return out if unfit == "unused" else out[:, 0]
+
+    x, y, _ = batch_of(4)
+    with pytest.raises(UnsupportedModelError, match=reason):
+        fastest_mode(Unfit(), x, y, CE)
+
+
+def test_dropout_outside_of_layers_does_not_make_a_mode_look_wrong():
+    class Dropping(InPlaceResidual):
+        def forward(self, x):
+            return self.head(nn.functional.dropout(self.one(x) + self.two(x), 0.5, self.training))
+
+    x, y, _ = batch_of(4)
+    assert fastest_mode(Dropping(), x, y, CE, ("hooks",)) == "hooks"
 
 
 def test_ghost_clipping_refuses_linear_layers_on_sequences():

@@ -19,7 +19,7 @@ from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, Ledger, gaussian
 from cords_dp.config import PrivacySettings, SelectionSettings
 from cords_dp.dataloaders.poisson import poisson_batches
 from cords_dp.datasets import ArrayDataset
-from cords_dp.errors import ConfigError, MechanismError
+from cords_dp.errors import BudgetExceededError, ConfigError, MechanismError
 from cords_dp.planner import build_plan, price_of_selection
 from cords_dp.selection.match import (
     MatchStrategy,
@@ -128,8 +128,22 @@ def test_selection_is_nearly_free():
             epochs=20, batch_size=1024, n=54_000, n_validation=6_000, whole=False, selects=strategy == "GLISTERDP",
         )  # fmt: skip
 
-    assert 0 < price_of_selection(plan("GLISTERDP")) < 0.015
-    assert plan("GLISTERDP").sigma < 0.4 * plan("RandomDP").sigma
+    ours = plan("GLISTERDP")
+    assert 0 < price_of_selection(ours) < 0.015
+    assert ours.sigma < 0.6 * plan("RandomDP").sigma
+    assert price_of_selection(ours, rate=1024 / 5400) == pytest.approx(
+        ours.sigma / plan("RandomDP").sigma - 1, abs=1e-3
+    )
+    uniform = price_of_selection(ours, rate=1024 / 54_000)
+    assert 0 < uniform < (54_000 / 5_400) ** (1 / 3) - 1  # noise grows more slowly than the rate
+
+
+def test_the_report_says_what_concentration_costs():
+    from cords_dp.report.statement import price_sentence
+
+    text = price_sentence(plan_for(n=6000, k=600))
+    assert "2.15 times as often" in text
+    assert "below that of a fixed subset of 600 records" in text
 
 
 @pytest.mark.parametrize("fraction", [0.05, 0.1, 0.5, 1.0])
@@ -375,6 +389,23 @@ def test_a_checkpoint_holds_the_tilt_and_no_members(make_config, tmp_path):
     resumed = TrainClassifier(make_config("GLISTERDP", **changes))
     resumed.train()
     assert resumed._loader.strategy.released.strength == trainer._loader.strategy.released.strength
+
+
+def test_a_run_interrupted_before_its_first_checkpoint_says_that_its_selection_is_spent(make_config, monkeypatch):
+    """Found in review: resuming it would have kept the untrained model as the result."""
+    from cords_dp.training import TrainClassifier
+    from cords_dp.training import trainer as module
+
+    class Crashing(module.PrivateEngine):
+        def step(self, *batch):
+            raise RuntimeError("crash in the first step")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "PrivateEngine", Crashing)
+        with pytest.raises(RuntimeError, match="crash"):
+            TrainClassifier(make_config("GLISTERDP", ckpt={"is_save": True})).train()
+    with pytest.raises(BudgetExceededError):
+        TrainClassifier(make_config("GLISTERDP", ckpt={"is_save": True, "is_load": True})).train()
 
 
 @pytest.mark.parametrize("changes", [{"score": "el2n"}, {"selection_type": "PerClass"}])

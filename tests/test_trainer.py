@@ -485,13 +485,13 @@ def test_the_size_of_a_secret_subset_varies_as_coins_do(make_config):
 )
 def test_one_seed_gives_different_trainings_different_noise(make_config, changes):
     """Found in review: with equal noise, the difference of two models of one seed would be free of it."""
+    from cords_dp.config import config_digest
     from cords_dp.seeding import Streams
-    from cords_dp.training.trainer import _config_digest
 
     one, same, other = make_config(), make_config(), make_config(**changes)
     same.dataset.datadir = "elsewhere"
-    assert _config_digest(one) == _config_digest(same) != _config_digest(other)
-    noise = [torch.randn(4, generator=Streams(0, context=_config_digest(c)).torch("noise")) for c in (one, other)]
+    assert config_digest(one) == config_digest(same) != config_digest(other)
+    noise = [torch.randn(4, generator=Streams(0, context=config_digest(c)).torch("noise")) for c in (one, other)]
     assert not torch.equal(*noise)
 
 

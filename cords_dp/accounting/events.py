@@ -14,10 +14,10 @@ from cords_dp.errors import AccountingError
 
 @dataclass(frozen=True)
 class PoissonGaussian:
-    """``count`` noisy sums over batches into which each record falls independently with ``rate``.
+    """``count`` noisy sums over batches into which each record falls independently with probability at most ``rate``.
 
     Dominated by the pair ((1−q)·N(0,σ²) + q·N(1,σ²), N(0,σ²)) and its reverse. ``rate = 1`` is the
-    plain Gaussian mechanism. Requires fresh, secret, independent Bernoulli(rate) inclusion.
+    plain Gaussian mechanism. Requires fresh, secret, independent coins.
     """
 
     kind: ClassVar[str] = "poisson_gaussian"

@@ -1,7 +1,7 @@
 """The private dataloaders: CORDS' loaders with Poisson batches.
 
 ``iter(loader)`` is one epoch of the plan: a re-selection if one is due, then a fixed, public number of Poisson
-batches of (x, y, weight). Nothing about which records are in the pool, or how many fell into a batch, is
+batches of (x, y, weight). Nothing about which records are in the pool or are drawn, or how many fell into a batch, is
 logged or visible from outside.
 """
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from dataclasses import replace
 from typing import Any
 
 from cords_dp.errors import CordsDPError
 from cords_dp.plan import PrivacyPlan, gaussian_releases
-from cords_dp.planner import price_of_selection
+from cords_dp.report.statement import price_sentence
 from cords_dp.training.setup import RunSetup
 
 
@@ -21,7 +22,12 @@ def budget_text(setup: RunSetup, n: int, n_validation: int) -> str:
         return "privacy.epsilon = inf: clipping and noise are off, nothing is charged."
     lines = [_plan_text(plan), ""]
     if setup.strategy.selects and plan.shape.rounds:
-        lines += ["The same config with other ways of selecting:", "", _alternatives(setup, n, n_validation)]
+        same_batch = replace(setup, batch_size=plan.shape.batch_size)
+        lines += [
+            f"The same config, batches of {plan.shape.batch_size}, with other ways of selecting:",
+            "",
+            _alternatives(same_batch, n, n_validation),
+        ]
     return "\n".join(lines)
 
 
@@ -29,7 +35,7 @@ def _plan_text(plan: PrivacyPlan) -> str:
     shape, cost = plan.shape, plan.cost()
     rows: list[tuple[str, str]] = [
         ("strategy", shape.strategy),
-        ("records", f"n = {shape.n}, validation {shape.n_validation}, pool k = {shape.k}"),
+        ("records", f"n = {shape.n}, validation {shape.n_validation}, k = {shape.k} an epoch"),
         (
             "budget",
             f"epsilon = {plan.privacy.epsilon:g}, delta = {plan.delta:.3g}, {plan.privacy.composition} composition",
@@ -73,13 +79,14 @@ def _plan_text(plan: PrivacyPlan) -> str:
             )
         )
     if shape.rounds:
-        rows.append(("price", f"selection raises the training noise by {100 * price_of_selection(plan):.2f} %"))
+        rows.append(("price", price_sentence(plan)))
     total = cost.training_data
     rows.append(("total on D", f"epsilon = {total.epsilon:.4f}, delta = {total.delta:.3g} ({total.accountant})"))
     if cost.validation_data is not None:
         rows.append(("total on V", f"epsilon = {cost.validation_data.epsilon:.4f}"))
     width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
+    indent = " " * (width + 2)
+    return "\n".join(textwrap.fill(f"{name:<{width}}  {value}", 100, subsequent_indent=indent) for name, value in rows)
 
 
 def _largest_score_over_sensitivity(plan: PrivacyPlan) -> float:
@@ -107,8 +114,8 @@ _WAYS: tuple[tuple[str, str, str | None, dict[str, Any]], ...] = (
 
 
 def _alternatives(setup: RunSetup, n: int, n_validation: int) -> str:
-    columns = ("way of selecting", "epsilon0", "sigma sel", "eps select", "sigma train", "eps total")
-    header = "{:<36} {:>9} {:>9} {:>10} {:>11} {:>9}".format(*columns)
+    columns = ("way of selecting", "epsilon0", "sigma sel", "eps select", "rate", "sigma train", "eps total")
+    header = "{:<36} {:>9} {:>9} {:>10} {:>9} {:>11} {:>9}".format(*columns)
     lines = [header, "-" * len(header)]
     assert setup.privacy is not None
     for label, composition, picks, changes in _WAYS:
@@ -123,14 +130,20 @@ def _alternatives(setup: RunSetup, n: int, n_validation: int) -> str:
         cost = plan.cost()
         lines.append(
             f"{label:<36} {_number(plan.epsilon0, 5):>9} {_number(plan.sigma_selection, 2):>9} "
-            f"{cost.phases['selection'].epsilon:>10.4f} {plan.sigma:>11.4f} {cost.training_data.epsilon:>9.4f}"
+            f"{cost.phases['selection'].epsilon:>10.4f} {plan.shape.rate:>9.4f} {plan.sigma:>11.4f} "
+            f"{cost.training_data.epsilon:>9.4f}"
         )
-    random = replace(setup, strategy=replace(setup.strategy, name="RandomDP", selects=False)).plan(n, n_validation)
-    assert random is not None
-    lines.append(
-        f"{'RandomDP (no selection)':<36} {'-':>9} {'-':>9} {0.0:>10.4f} {random.sigma:>11.4f} "
-        f"{random.cost().training_data.epsilon:>9.4f}"
-    )
+    for label, strategy, selection in (
+        ("RandomDP (no selection)", "RandomDP", setup.selection),
+        ("FullDP at equal compute", "FullDP", replace(setup.selection, compute_fraction=setup.selection.fraction)),
+    ):
+        blind = replace(setup.strategy, name=strategy, selects=False, whole=strategy == "FullDP")
+        plan = replace(setup, strategy=blind, selection=selection).plan(n, n_validation)
+        assert plan is not None
+        lines.append(
+            f"{label:<36} {'-':>9} {'-':>9} {0.0:>10.4f} {plan.shape.rate:>9.4f} {plan.sigma:>11.4f} "
+            f"{plan.cost().training_data.epsilon:>9.4f}"
+        )
     return "\n".join(lines)
 
 

@@ -21,7 +21,6 @@ _STYLES: dict[str, dict[str, Any]] = {
     "RandomDP": {"color": "#4C72B0", "marker": "D", "lw": 1.5},
     "RandomDP, secret subset": {"color": "#64B5CD", "marker": "D", "lw": 1.2, "ls": ":"},
     "FullDP, equal compute": {"color": "#55A868", "marker": "P", "lw": 1.5},
-    "FullDP, equal compute, lr by plan": {"color": "#55A868", "marker": "P", "lw": 1.2, "ls": ":"},
     WHOLE: {"color": "0.25", "ls": "--", "lw": 1.5},
 }
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from cords_dp.errors import CordsDPError
 from cords_dp.models import build_model, make_private_ready, model_names
-from cords_dp.training.engine import MODES, fastest_mode
+from cords_dp.training.modes import try_modes
 
 _IMAGES = ("cifar10", "mnist")
 _CRITERION = nn.CrossEntropyLoss(reduction="none")
@@ -27,13 +27,16 @@ def model_table(names: list[str] | None = None) -> pd.DataFrame:
 
 
 def _row(name: str) -> dict[str, Any]:
-    reasons = []
+    reasons: list[str] = []
     for dataset, x in _inputs():
         try:
             with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
                 warnings.simplefilter("ignore")
                 model, replaced = make_private_ready(build_model(_config(name, dataset), seed=0))
-                modes = [mode for mode in MODES if _works(model, x, mode)]
+                modes, problems = try_modes(model, x, torch.arange(len(x)) % 10, _CRITERION)
+        except CordsDPError as error:
+            reasons.insert(0, _reason(error))  # speaks of privacy rather than of shapes
+            continue
         except Exception as error:  # CORDS' models raise many kinds
             reasons.append(_reason(error))
             continue
@@ -41,10 +44,8 @@ def _row(name: str) -> dict[str, Any]:
             weights = sum(p.numel() for p in model.parameters())
             changes = "BatchNorm → GroupNorm" if replaced else ""
             return _cells(name, f"{'×'.join(map(str, x.shape[1:]))}", f"{weights:,}", changes, ", ".join(modes), "")
-        reasons.append("no mode of Opacus gives right per-example gradients")
-    # the first reason that speaks of privacy rather than of shapes
-    reason = next((r for r in reasons if "per-example" in r or "buffer" in r), reasons[-1])
-    return _cells(name, "", "", "", "", reason)
+        reasons.insert(0, next(problem for mode, problem in problems.items() if mode != "linear"))
+    return _cells(name, "", "", "", "", reasons[0])
 
 
 def _cells(*values: str) -> dict[str, str]:
@@ -60,14 +61,6 @@ def _inputs() -> Iterator[tuple[str, torch.Tensor]]:
 
 def _config(name: str, dataset: str) -> DotMap:
     return DotMap(model={"architecture": name, "numclasses": 10}, dataset={"name": dataset})
-
-
-def _works(model: nn.Module, x: torch.Tensor, mode: str) -> bool:
-    try:
-        fastest_mode(model, x, torch.arange(len(x)) % 10, _CRITERION, [mode])
-    except CordsDPError:
-        return False
-    return True
 
 
 def _reason(error: Exception) -> str:

@@ -44,7 +44,7 @@ def privacy_report(plan: PrivacyPlan, ledger: Ledger, *, seed_fixed: bool) -> di
         "phases": {name: _bound(bound) for name, bound in planned.phases.items()},
         "charged_so_far": {"epsilon": charged.epsilon, "delta": charged.delta},
         "validation_set": _validation_sentence(plan),
-        "price_of_selection": _price_sentence(plan),
+        "price_of_selection": price_sentence(plan),
         "mechanisms": _mechanisms(plan),
         "ledger": ledger.to_dict(),
         "not_covered": [*NOT_COVERED, *_seed_sentence(seed_fixed)],
@@ -124,12 +124,23 @@ def _validation_sentence(plan: PrivacyPlan) -> str:
     return "private; its gradient is released by the Gaussian mechanism and charged to V's own ledger."
 
 
-def _price_sentence(plan: PrivacyPlan) -> str:
+def price_sentence(plan: PrivacyPlan) -> str:
+    """What selection does to the training noise, in words; nothing where nothing is selected."""
     if not plan.shape.rounds:
         return ""
+    text = (
+        f"The releases of selection raise the training noise by {100 * price_of_selection(plan):.2f} % over that of "
+        "the same steps without them."
+    )
+    if plan.selection.mechanism != "match":
+        return text
+    shape = plan.shape
+    uniform = price_of_selection(plan, rate=shape.batch_size / shape.n)
+    fixed = price_of_selection(plan, rate=shape.batch_size / shape.k)
     return (
-        f"Selection raises the training noise by {100 * price_of_selection(plan):.2f} % over that of the same run "
-        "without selection."
+        f"{text} Since a record may be drawn {plan.concentration:.2f} times as often as in a uniform draw from all "
+        f"records, the noise is {100 * uniform:.0f} % above that of such a draw; it is {-100 * fixed:.0f} % below that "
+        f"of a fixed subset of {shape.k} records."
     )
 
 

@@ -124,7 +124,7 @@ class GLISTERDPStrategy(GLISTERStrategy):
             if number:
                 self._update_grads_val(step_sum)
             candidates = self._candidates(remaining, budget)
-            scores = self.eval_taylor_modular(self._gradients.rows(torch.from_numpy(remaining[candidates])))
+            scores = self._scores_of(remaining[candidates])
             chosen = candidates[self._draw(scores, size)]
             indices = remaining[chosen]
             picked.append(indices)
@@ -133,6 +133,12 @@ class GLISTERDPStrategy(GLISTERStrategy):
                 rows = self._gradients.rows(torch.from_numpy(indices))
                 step_sum = step_sum + rows.clipped_sum(self.plan.privacy.selection_clip)
         return np.concatenate(picked)
+
+    def _scores_of(self, indices: np.ndarray) -> np.ndarray:
+        """Gains of some records. Copying the inputs of most records would take longer than scoring all of them."""
+        if len(indices) > self.N_trn // 2:
+            return self.eval_taylor_modular(self._gradients)[indices]
+        return self.eval_taylor_modular(self._gradients.rows(torch.from_numpy(indices)))
 
     def _draw(self, scores: np.ndarray, size: int) -> np.ndarray:
         if self.plan.noiseless:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ LossPerExample = Callable[[Tensor, Tensor], Tensor]
 _BATCH = 1024
 
 
-@dataclass
+@dataclass(frozen=True)
 class LastLayerGradients:
     """Gradients ``g_j = r_j ⊗ a_j`` of n records: ``r`` is n×classes, ``a`` is n×(1+dim), or n×1 for biases only."""
 
@@ -41,7 +41,11 @@ class LastLayerGradients:
 
     def factors(self, clip: float) -> Tensor:
         """Factors that clip each record's gradient to norm ``clip``; 0 for a record that is not finite."""
-        return clip_factors(self.r.norm(dim=1) * self.a.norm(dim=1), clip)
+        return clip_factors(self.r.norm(dim=1) * self._input_norms, clip)
+
+    @cached_property
+    def _input_norms(self) -> Tensor:
+        return self.a.norm(dim=1)  # a pass over all inputs, which are the same in every greedy round
 
     def scores(self, v: Tensor, clip: float) -> Tensor:
         """``u_j = ⟨clip(g_j), v⟩`` for a classes×(1+dim) matrix ``v``; |u_j| ≤ clip·‖v‖."""
@@ -77,16 +81,15 @@ def last_layer_gradients(
         y = y.to(device)
         with torch.no_grad():
             out, embedding = model(x.to(device), last=True, freeze=True)
-        residuals.append(logit_gradients(out, y, loss))
+        residuals.append(finite_or_zero(logit_gradients(out, y, loss)))
         embedding = embedding.detach()
         if projection is not None and projection < embedding.shape[1]:
             embedding = embedding @ _projection_matrix(embedding.shape[1], projection).to(embedding)
         ones = out.new_ones(len(out), 1)
-        inputs.append(torch.cat([ones, embedding], dim=1) if linear_layer else ones)
+        inputs.append(finite_or_zero(torch.cat([ones, embedding], dim=1) if linear_layer else ones))
         logits.append(out.detach())
         labels.append(y)
-    gradients = LastLayerGradients(finite_or_zero(torch.cat(residuals)), finite_or_zero(torch.cat(inputs)))
-    return gradients, torch.cat(logits), torch.cat(labels)
+    return LastLayerGradients(torch.cat(residuals), torch.cat(inputs)), torch.cat(logits), torch.cat(labels)
 
 
 @lru_cache(maxsize=4)

@@ -5,19 +5,19 @@ once the subset's mean gradient equals the validation set's, so `match` aims the
 Gradients are taken at the uniform prediction, where a record's last-layer gradient is (1/K − onehot(y)) ⊗ [1; h]: what
 is matched are class shares and, in a random projection of h, what the records of each class look like.
 
-With φ_j that gradient at length 1 and ρ = mean_V φ − mean_D φ, records are tilted exponentially along ρ:
-w_j = exp(t·⟨φ_j, ρ/‖ρ‖⟩), with t such that the tilted mean of D meets V's along ρ. Every step draws its own subset: a
-Poisson draw from all of D at the rate q = c·B/n, in which a record stays with the chance p_j = min(1, κ·w_j), κ such
-that about B stay. An epoch computes about k gradients, as with a fixed subset of k records. Where D has far too few of
-the records that V asks for, those that are plentiful carry a weight below 1, so that the draw still matches. Where they
-are only a little too few the weights stay near 1: a larger batch is worth more than an exact match.
+With φ_j that gradient at length 1 and ρ = mean_V φ − mean_D φ, records are tilted exponentially along ρ by
+e_j = exp(t·⟨φ_j, ρ/‖ρ‖⟩), with t such that the tilted mean of D meets V's along ρ. Every step draws its own subset: a
+Poisson draw from all of D at the rate q = c·B/n, in which a record stays with the chance p_j = min(1, κ·e_j), κ such
+that about B stay. An epoch of k/B steps computes about k gradients, as with a fixed subset of k records. Where D has
+far too few of the records that V asks for, those that are plentiful carry a weight w_j below 1, so that the draw still
+matches. Where they are only a little too few the weights stay near 1: a larger batch is worth more than an exact match.
 
 The concentration c says how much more often than in a uniform draw a record may come. At c = 1 matching is by weights
 alone, at c = n/k records come as often as those of a fixed subset of k would. Noise grows with c, wasted gradients
 fall.
 
 ρ is shrunk towards zero by what its noise explains (James–Stein). Where training and validation data do not differ
-measurably nothing is tilted, and the draw is a uniform one: selection that cannot help hardly hurts.
+measurably nothing is tilted and the draw is a uniform one, at the price of c.
 
 Formal guarantees
 -----------------
@@ -27,7 +27,7 @@ Gaussian event of V's ledger. All else is post-processing.
 
 A training step computes Σ_j b_j·s_j·w_j·clip_C(∇ℓ_j) + noise with fresh coins b_j ~ Bernoulli(q), s_j ~ Bernoulli(p_j).
 Write s_j = 1[ξ_j < p_j] with ξ_j uniform: given the released values, record j's part is a function of that record and
-of its own randomness, of norm at most C since w_j ∈ [0, 1], and zero for a null record. So the step is an ordinary
+of its own randomness, of norm at most C since w_j ∈ [0, 1], and zero for a null record. So the step is dominated by the
 Poisson-subsampled Gaussian event (q, σ). It may be drawn as one coin of probability q·p_j. Rate, number of steps and
 normaliser come from the public n, k, B and c; chances, weights and batches are secret state.
 """

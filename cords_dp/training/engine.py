@@ -6,22 +6,19 @@ in [0, 1] and ``b̄`` the *expected* batch size, a public constant.
 Formal guarantees
 -----------------
 Unit: one record, zero-out. Each step is one Poisson-subsampled Gaussian event (q, σ), provided the batch
-holds each record independently with probability q. A record's part of the sum has L2 norm at most C: weights are
-brought into [0, 1] before they multiply the clipped gradient, and a record whose gradient is not finite contributes
-nothing. An empty
-batch still takes a step and adds noise. The event is charged by the caller before the step.
+holds each record independently with probability at most q. A record's part of the sum has L2 norm at most C: weights
+are brought into [0, 1] before they multiply the clipped gradient, and a record whose gradient is not finite contributes
+nothing. An empty batch still takes a step and adds noise. The event is charged by the caller before the step.
 
-Opacus computes per-example gradients in several ways ("modes") of very different speed; which one is
-fastest depends on the model, and some fail on some models, so `fastest_mode` tries them on random numbers.
+Opacus computes per-example gradients in several ways ("modes"); `modes.fastest_mode` chooses one.
 """
 
 from __future__ import annotations
 
-import copy
-import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from opacus.grad_sample import GradSampleModuleFastGradientClipping, prepare_module
@@ -33,6 +30,7 @@ from opacus.optimizers import (
 )
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.overrides import TorchFunctionMode
 
 from cords_dp.datasets.augment import augmented_views
 from cords_dp.distributed import World, current_world
@@ -146,7 +144,9 @@ class PrivateEngine:
             return
         if self.views:
             x, y = self.views.draw(x), y.repeat_interleave(self.views.count)
-        self.criterion(self.model(x), y).sum().backward()
+        with _OutOfPlace():
+            outputs = self.model(x)
+        self.criterion(outputs, y).sum().backward()
         self.optimizer.example_weights = weights
 
     @torch.no_grad()
@@ -171,7 +171,9 @@ class PrivateEngine:
             for p in self.optimizer.params:
                 p.grad = torch.zeros_like(p)
             return
-        losses = self.criterion(self.model(x), y)
+        with _OutOfPlace():
+            outputs = self.model(x)
+        losses = self.criterion(outputs, y)
         losses.sum().backward(retain_graph=True)
         norms = self.model.get_norm_sample().detach()
         self.optimizer.zero_grad(set_to_none=True)
@@ -187,6 +189,21 @@ class PrivateEngine:
             (losses * factors).sum().backward()
         finally:
             self.model.enable_hooks()
+
+
+class _OutOfPlace(TorchFunctionMode):
+    """Turns ``out += shortcut`` and ``inplace=True`` inside a model into ordinary operations of the same value.
+
+    CORDS' ResNets and others write over the outputs of layers, which backward hooks forbid. ``a += b`` rebinds ``a`` to
+    whatever is returned, so returning a new tensor is the same to the model. A model that calls ``a.add_(b)`` and goes
+    on with ``a`` would compute something else; `modes.fastest_mode` compares with the model as it is and refuses it.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = {**(kwargs or {})}
+        if kwargs.get("inplace"):
+            kwargs["inplace"] = False
+        return (torch.add if func is torch.Tensor.add_ else func)(*args, **kwargs)
 
 
 def _refuse_all_but_linear(model: nn.Module) -> None:
@@ -253,80 +270,3 @@ def _pieces(size: int, piece: int) -> Iterator[slice]:
     """Slices that cover a batch; one empty slice for an empty batch."""
     for start in range(0, max(size, 1), piece):
         yield slice(start, min(start + piece, size))
-
-
-# --- choosing a mode -----------------------------------------------------------------------------
-
-
-_PROBE_RATE = 100.0  # a long step: its rounding is small against it
-
-
-def fastest_mode(
-    model: nn.Module, x: Tensor, y: Tensor, criterion: LossPerExample, modes: Sequence[str] = MODES
-) -> str:
-    """The quickest of the modes whose clipped sum is right for this model, found on made-up inputs."""
-    probe = _without_dropout(model)
-    expected = _reference_sum(probe, x, y, criterion)
-    timings, problems = {}, []
-    for mode in modes:
-        try:
-            seconds, got = _try_mode(mode, probe, x, y, criterion)
-        except Exception as error:  # Opacus raises many kinds
-            problems.append(f"{mode}: {str(error).splitlines()[0] if str(error) else type(error).__name__}")
-            continue
-        if float((got - expected).norm()) <= 1e-2 * float(expected.norm()) + 1e-7:
-            timings[mode] = seconds
-        else:
-            problems.append(f"{mode}: wrong gradients")
-    if not timings:
-        raise UnsupportedModelError(
-            f"no way to get per-example gradients of {type(model).__name__}: " + "; ".join(problems)
-        )
-    if "linear" in timings:  # two matrix products; nothing is faster, whatever a short trial on a busy machine says
-        return "linear"
-    return min(timings, key=timings.__getitem__)
-
-
-def _without_dropout(model: nn.Module) -> nn.Module:
-    probe = copy.deepcopy(model).train()
-    for module in probe.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
-            module.p = 0.0
-    return probe
-
-
-def _reference_sum(model: nn.Module, x: Tensor, y: Tensor, criterion: LossPerExample) -> Tensor:
-    """The sum of gradients clipped to norm 1, one example at a time."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    total = torch.zeros(sum(p.numel() for p in parameters), device=x.device)
-    for i in range(len(y)):
-        gradients = torch.autograd.grad(criterion(model(x[i : i + 1]), y[i : i + 1]).sum(), parameters)
-        flat = torch.cat([g.reshape(-1) for g in gradients])
-        total += flat * clip_factors(flat.norm(), 1.0)
-    return total
-
-
-def _try_mode(mode: str, probe: nn.Module, x: Tensor, y: Tensor, criterion: LossPerExample) -> tuple[float, Tensor]:
-    model = copy.deepcopy(probe)
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    before = [p.detach().clone() for p in parameters]
-    engine = PrivateEngine(
-        model,
-        torch.optim.SGD(parameters, lr=_PROBE_RATE),
-        criterion,
-        sigma=0.0,
-        max_grad_norm=1.0,
-        batch_size=1,
-        mode=mode,
-        generator=torch.Generator(device=x.device),
-    )
-    weights = torch.ones(len(y), device=x.device)
-    engine.step(x, y, weights)
-    total = torch.cat([(b - p.detach()).reshape(-1) for b, p in zip(before, parameters, strict=True)]) / _PROBE_RATE
-    with torch.no_grad():
-        for p, b in zip(parameters, before, strict=True):
-            p.copy_(b)
-    many_x, many_y = x.repeat(4, *[1] * (x.dim() - 1)), y.repeat(4)
-    start = time.perf_counter()
-    engine.step(many_x, many_y, torch.ones(len(many_y), device=x.device))
-    return time.perf_counter() - start, total

@@ -91,6 +91,27 @@ def check_config(cfg: DotMap, *, own_data: bool = False, plan: bool = True) -> R
     return setup
 
 
+def as_dotmaps(cfg: DotMap) -> None:
+    """Sections may be set as plain dicts; CORDS reads them by attribute."""
+    for name, section in list(cfg.items()):
+        if type(section) is dict:
+            cfg[name] = DotMap(section)
+
+
+def fill_defaults(cfg: DotMap, whole: bool) -> None:
+    """Values that CORDS' constructor reads and a short config leaves out."""
+    cfg.setdefault("setting", "SL")
+    cfg.setdefault("is_reg", False)
+    if whole:
+        cfg.dss_args.setdefault("fraction", 1.0)
+    cfg.dss_args.setdefault("select_every", 1)
+    if "ckpt" not in cfg:
+        cfg.ckpt = DotMap(is_load=False, is_save=False, dir="results/", save_every=1)
+    cfg.train_args.setdefault("results_dir", "results/")
+    cfg.train_args.setdefault("run", 1)
+    cfg.dataset.setdefault("name", "custom")
+
+
 def _selection(cfg: DotMap, strategy: Strategy) -> SelectionSettings:
     if not strategy.private:
         return SelectionSettings()

@@ -8,18 +8,13 @@ strategies the loop is DP-SGD by the privacy plan, and nothing about single reco
 from __future__ import annotations
 
 import atexit
-import contextlib
 import copy
-import hashlib
-import json
 import logging
-import random
 import secrets
 import shutil
 import tempfile
 import time
-import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +29,7 @@ from tqdm import tqdm
 
 from cords_dp import toolkit
 from cords_dp.accounting import TRAINING_DATA, Ledger
-from cords_dp.config import AUTO, to_plain
+from cords_dp.config import AUTO, config_digest
 from cords_dp.dataloaders import sequential_batches
 from cords_dp.datasets import Splits, build_dataset
 from cords_dp.distributed import World, current_world
@@ -42,13 +37,15 @@ from cords_dp.errors import AccountingError, BudgetExceededError, ConfigError, M
 from cords_dp.models import build_model, make_private_ready, with_features
 from cords_dp.plan import Cost, PrivacyPlan
 from cords_dp.registry import LoaderContext
-from cords_dp.seeding import Streams
+from cords_dp.seeding import Streams, seed_global_generators
 from cords_dp.training.averaging import WeightAverage
-from cords_dp.training.checkpoint import load_checkpoint, save_checkpoint
-from cords_dp.training.engine import MODES, PlainEngine, PrivateEngine, Views, fastest_mode
+from cords_dp.training.checkpoint import checkpoint_path, load_checkpoint, open_ledger, save_checkpoint
+from cords_dp.training.engine import MODES, PlainEngine, PrivateEngine, Views
 from cords_dp.training.evaluation import LABELS, History, evaluate
+from cords_dp.training.logs import allowed_metrics, log_plan, log_results, own_logger, quiet_libraries
+from cords_dp.training.modes import fastest_mode
 from cords_dp.training.optim import build_optimizer, build_scheduler, planned_learning_rate
-from cords_dp.training.setup import check_config
+from cords_dp.training.setup import as_dotmaps, check_config, fill_defaults
 
 _EVALUATION_BATCH = 1024
 
@@ -61,14 +58,14 @@ class TrainClassifier(toolkit.TrainClassifier):
 
     def __init__(self, config_file_data: DotMap):
         config_file_data = config_file_data if isinstance(config_file_data, DotMap) else DotMap(config_file_data)
-        _as_dotmaps(config_file_data)
+        as_dotmaps(config_file_data)
         self.setup = check_config(config_file_data, own_data=True)  # the data may be handed to train()
-        _fill_defaults(config_file_data, self.setup.strategy.whole)
+        fill_defaults(config_file_data, self.setup.strategy.whole)
         self.world = current_world()
         if not self.world.main:  # rank 0 alone writes
             _write_nowhere(config_file_data)
         super().__init__(config_file_data)
-        self.logger = _own_logger(self.logger)
+        self.logger = own_logger(self.logger)
         self.logger.disabled = not self.world.main
         if self.setup.device != str(self.cfg.train_args.device):
             self.logger.warning("No CUDA on this machine: training on the CPU instead.")
@@ -107,7 +104,7 @@ class TrainClassifier(toolkit.TrainClassifier):
 
         Returns (training, validation, test, best test accuracies, seconds), one entry an evaluated epoch.
         """
-        with _quiet_libraries():
+        with quiet_libraries():
             self._train(self._load_data(kwargs))
         accuracy = self.history.column("tst_acc")
         best = list(np.maximum.accumulate(accuracy)) if accuracy else []
@@ -135,16 +132,16 @@ class TrainClassifier(toolkit.TrainClassifier):
         return data
 
     def _train(self, data: Splits) -> None:
-        checkpoint_path = self._checkpoint_path()
-        self.ledger = self._shared_ledger(checkpoint_path)
-        context = f"{self.plan.fingerprint} {_config_digest(self.cfg)}" if self.plan else ""
+        saved = checkpoint_path(self.cfg, self.logger)
+        self.ledger = self._shared_ledger(saved)
+        context = f"{self.plan.fingerprint} {config_digest(self.cfg)}" if self.plan else ""
         streams = Streams(
             self.setup.seed,
             attempt=self.ledger.attempts,
             context=context,
             entropy=self.world.share(_entropy(self.world)),
         )
-        _seed_global_generators(streams, self.world.rank)
+        seed_global_generators(streams, self.world.rank)
         self._total_steps = self.plan.shape.steps if self.plan else 0
         model = self.model = self.create_model(data.num_classes)
         if self.world.size > 1:
@@ -158,10 +155,11 @@ class TrainClassifier(toolkit.TrainClassifier):
         optimizer, scheduler = self.optimizer_with_scheduler(model)
         loader = self._build_loader(data, model, criterion, optimizer, streams)
         self._average = self._build_average(model)
-        start_epoch = self._resume(checkpoint_path, model, optimizer, scheduler, loader)
+        start_epoch = self._resume(saved, model, optimizer, scheduler, loader)
         engine = self._build_engine(data, model, optimizer, criterion, streams)
-        self._print_args = self._allowed_print_args()
-        self._log_plan()
+        wanted = self.cfg.train_args.get("print_args") or ["tst_loss", "tst_acc", "time"]
+        self._print_args = allowed_metrics(wanted, self.plan, self.logger)
+        log_plan(self.plan, self.logger)
         bar = tqdm(
             total=self.setup.epochs * (len(loader) if not self.plan else 0) + self._total_steps or None,
             unit="step",
@@ -177,6 +175,8 @@ class TrainClassifier(toolkit.TrainClassifier):
                 try:
                     subset_metrics = self._train_epoch(epoch, loader, engine, model, scheduler, bar)
                 except BudgetExceededError as error:
+                    if epoch == 1:  # an interrupted run spent it; there is no model to keep
+                        raise
                     self.logger.warning("Stopped after epoch %d: %s", epoch - 1, error)
                     break
                 if not self.world.main:
@@ -184,9 +184,9 @@ class TrainClassifier(toolkit.TrainClassifier):
                 if epoch % self.cfg.train_args.get("print_every", 1) == 0 or epoch == self.setup.epochs:
                     self._evaluate_epoch(epoch, data, self._released(model), criterion, subset_metrics)
                 if self.cfg.ckpt.get("is_save") and epoch % (self.cfg.ckpt.get("save_every") or 1) == 0:
-                    self._save(checkpoint_path, epoch, model, optimizer, scheduler, loader)
+                    self._save(saved, epoch, model, optimizer, scheduler, loader)
         self.model, self._loader = self._released(model), loader
-        self._log_results(loader)
+        self._log_end()
 
     @property
     def _secret_pool(self) -> bool:
@@ -387,45 +387,14 @@ class TrainClassifier(toolkit.TrainClassifier):
             return sequential_batches(dataset, _EVALUATION_BATCH)
         return DataLoader(dataset, batch_size=_EVALUATION_BATCH, collate_fn=collate)
 
-    def _allowed_print_args(self) -> list[str]:
-        """The configured metrics less those that would show exact values of private records."""
-        wanted = list(self.cfg.train_args.get("print_args") or ["tst_loss", "tst_acc", "time"])
-        if self.plan is None or self.plan.privacy.exact_metrics:
-            return wanted
-        private = ["trn_", "subtrn_"] + (["val_"] if self.plan.privacy.validation == "private" else [])
-        kept = [name for name in wanted if not name.startswith(tuple(private))]
-        if len(kept) < len(wanted):
-            dropped = ", ".join(name for name in wanted if name not in kept)
-            self.logger.info("Not logged, being exact metrics of private records: %s.", dropped)
-        return kept
-
     # -- checkpoints and ledger -----------------------------------------------------------------------
 
-    def _checkpoint_path(self) -> Path:
-        """Where CORDS keeps its checkpoint: the log folder's path below ``ckpt.dir``."""
-        log_file = next(h.baseFilename for h in self.logger.handlers if isinstance(h, logging.FileHandler))
-        below = Path(log_file).parent.relative_to(Path(self.cfg.train_args.results_dir).expanduser().resolve())
-        return Path(self.cfg.ckpt.get("dir") or "results").expanduser().resolve() / below / "model.pt"
-
-    def _shared_ledger(self, checkpoint_path: Path) -> Ledger:
+    def _shared_ledger(self, saved: Path) -> Ledger:
         """Rank 0's ledger; the other ranks keep a copy in memory, which refuses the same charges."""
-        ledger: Ledger = self.world.share(self._open_ledger(checkpoint_path) if self.world.main else None)
+        resume = bool(self.cfg.ckpt.get("is_load"))
+        ledger: Ledger = self.world.share(open_ledger(self.plan, saved, resume=resume) if self.world.main else None)
         if not self.world.main:
             ledger.path = None
-        return ledger
-
-    def _open_ledger(self, checkpoint_path: Path) -> Ledger:
-        if self.plan is None:
-            return Ledger()
-        path = checkpoint_path.parent / "ledger.json"
-        allowance, fingerprint = self.plan.entries(), self.plan.fingerprint
-        if self.cfg.ckpt.get("is_load") and path.is_file():
-            return Ledger.load(path, allowance, fingerprint)
-        if not self.cfg.ckpt.get("is_load"):
-            # Another run's releases stay on record, and its weights must not be continued under this ledger.
-            _set_aside(path, checkpoint_path)
-        ledger = Ledger(allowance=allowance, path=path, fingerprint=fingerprint)
-        ledger.save()
         return ledger
 
     def _save(
@@ -498,69 +467,21 @@ class TrainClassifier(toolkit.TrainClassifier):
             raise MechanismError("the pool is secret state of the training mechanism and cannot be published")
         return [int(i) for i in self._loader.subset_indices]
 
-    # -- privacy and logs -----------------------------------------------------------------------------
-
     def spent(self) -> Cost:
         """What has been charged so far, in (ε, δ)."""
         assert self.plan is not None
         return self.plan.spent(self.ledger)
 
-    def _log_plan(self) -> None:
-        if self.plan is None:
-            return
-        if self.plan.noiseless:
-            self.logger.warning("privacy.epsilon = inf: clipping and noise are off, this run is not private.")
-            return
-        shape = self.plan.shape
-        self.logger.info(
-            "Privacy plan: epsilon %g, delta %g, noise multiplier %.4f, %d steps at sampling rate %.5f, %d selections.",
-            self.plan.privacy.epsilon,
-            self.plan.delta,
-            self.plan.sigma,
-            shape.steps,
-            shape.rate,
-            shape.rounds,
-        )
-
-    def _log_results(self, loader: Any) -> None:
+    def _log_end(self) -> None:
         """CORDS' closing lines. Selected indices are logged for its non-private strategies only."""
-        kind = self.cfg.dss_args.type
-        if self.plan is None and getattr(loader, "selected_idxs", None):
+        if self.plan is None and getattr(self._loader, "selected_idxs", None):
             self.logger.info("Selected Indices: ")
-            self.logger.info(loader.selected_idxs)
-        self.logger.info("%s Selection Run---------------------------------", kind)
-        for prefix, name in (("val", "Validation"), ("tst", "Test")):
-            loss, accuracy = self.history.last(f"{prefix}_loss"), self.history.last(f"{prefix}_acc")
-            if loss is not None:
-                self.logger.info("%s Loss: %.2f , %s Accuracy: %.2f", name, loss, name, accuracy)
-        self.logger.info("---------------------------------------------------------------------")
-        self.logger.info(kind)
-        self.logger.info("---------------------------------------------------------------------")
-        for column, name in (
-            ("val_acc", "Validation Accuracy"),
-            ("tst_acc", "Test Accuracy"),
-            ("time", "Time"),
-        ):
-            if column in self._print_args and self.history.column(column):
-                self.logger.info("%s: %s", name, " , ".join(str(v) for v in self.history.column(column)))
-        total = self.shown_seconds(self.train_seconds + self.selection_seconds)
-        self.logger.info("Total time taken by %s = %.4f ", kind, total)
+            self.logger.info(self._loader.selected_idxs)
+        seconds = self.shown_seconds(self.train_seconds + self.selection_seconds)
+        log_results(self.logger, self.cfg.dss_args.type, self.history, self._print_args, seconds)
         if self.plan is not None and not self.plan.noiseless:
-            cost = self.spent()
-            self.logger.info(
-                "Privacy spent: epsilon %.4f of %g at delta %g",
-                cost.epsilon,
-                self.plan.privacy.epsilon,
-                cost.delta,
-            )
-
-
-def _config_digest(cfg: DotMap) -> str:
-    """A hash of what decides the gradients: one seed must not give two different trainings the same noise."""
-    plain = to_plain(cfg)
-    plain.get("dataset", {}).pop("datadir", None)
-    decisive = {key: plain.get(key) for key in ("dataset", "model", "loss", "optimizer", "scheduler")}
-    return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]
+            cost, allowed = self.spent(), self.plan.privacy.epsilon
+            self.logger.info("Privacy spent: epsilon %.4f of %g at delta %g", cost.epsilon, allowed, cost.delta)
 
 
 def _entropy(world: World) -> int | None:
@@ -573,71 +494,6 @@ def _write_nowhere(cfg: DotMap) -> None:
     cfg.train_args.results_dir = cfg.ckpt.dir = folder
     cfg.ckpt.is_save = False
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-
-
-def _as_dotmaps(cfg: DotMap) -> None:
-    """Sections may be set as plain dicts; CORDS reads them by attribute."""
-    for name, section in list(cfg.items()):
-        if type(section) is dict:
-            cfg[name] = DotMap(section)
-
-
-def _fill_defaults(cfg: DotMap, whole: bool) -> None:
-    """Values that CORDS' constructor reads and a short config leaves out."""
-    cfg.setdefault("setting", "SL")
-    cfg.setdefault("is_reg", False)
-    if whole:
-        cfg.dss_args.setdefault("fraction", 1.0)
-    cfg.dss_args.setdefault("select_every", 1)
-    if "ckpt" not in cfg:
-        cfg.ckpt = DotMap(is_load=False, is_save=False, dir="results/", save_every=1)
-    cfg.train_args.setdefault("results_dir", "results/")
-    cfg.train_args.setdefault("run", 1)
-    cfg.dataset.setdefault("name", "custom")
-
-
-def _own_logger(shared: logging.Logger) -> logging.Logger:
-    """CORDS hangs new handlers on one global logger each time; give this trainer the newest two alone."""
-    own = logging.Logger(shared.name, level=shared.level)
-    for handler in shared.handlers[-2:]:
-        shared.removeHandler(handler)
-        own.addHandler(handler)
-    return own
-
-
-def _set_aside(*paths: Path) -> None:
-    """Rename what an earlier run left, all with one number."""
-    number = 1
-    while any(path.with_name(f"{path.stem}-{number}{path.suffix}").exists() for path in paths):
-        number += 1
-    for path in paths:
-        if path.exists():
-            path.rename(path.with_name(f"{path.stem}-{number}{path.suffix}"))
-
-
-def _seed_global_generators(streams: Streams, rank: int) -> None:
-    """Dropout and CORDS' own strategies draw from the global generators; no two ranks drop out alike."""
-    if streams.seed is None:
-        return
-    seed = int(streams.numpy("init").integers(2**31)) + streams.attempt + 7919 * rank
-    torch.manual_seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 - CORDS uses the global generator
-    random.seed(seed)
-
-
-@contextlib.contextmanager
-def _quiet_libraries() -> Iterator[None]:
-    """Hide warnings that a user can do nothing about."""
-    with warnings.catch_warnings():
-        for message in (
-            "Full backward hook is firing",
-            "Using a non-full backward hook",
-            "dropout2d: Received a 2-D input",
-            "'pin_memory' argument is set",
-            "Secure RNG turned off",
-        ):
-            warnings.filterwarnings("ignore", message=message)
-        yield
 
 
 __all__ = ["TrainClassifier"]

@@ -1,0 +1,80 @@
+"""What a run says: CORDS' log lines, the privacy plan, and nothing about single records."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+
+from cords_dp.plan import PrivacyPlan
+from cords_dp.training.evaluation import History
+
+
+def allowed_metrics(wanted: Sequence[str], plan: PrivacyPlan | None, logger: logging.Logger) -> list[str]:
+    """The configured metrics less those that would show exact values of private records."""
+    if plan is None or plan.privacy.exact_metrics:
+        return list(wanted)
+    private = ["trn_", "subtrn_"] + (["val_"] if plan.privacy.validation == "private" else [])
+    kept = [name for name in wanted if not name.startswith(tuple(private))]
+    if len(kept) < len(wanted):
+        dropped = ", ".join(name for name in wanted if name not in kept)
+        logger.info("Not logged, being exact metrics of private records: %s.", dropped)
+    return kept
+
+
+def log_plan(plan: PrivacyPlan | None, logger: logging.Logger) -> None:
+    if plan is None:
+        return
+    if plan.noiseless:
+        logger.warning("privacy.epsilon = inf: clipping and noise are off, this run is not private.")
+        return
+    logger.info(
+        "Privacy plan: epsilon %g, delta %g, noise multiplier %.4f, %d steps at sampling rate %.5f, %d selections.",
+        plan.privacy.epsilon,
+        plan.delta,
+        plan.sigma,
+        plan.shape.steps,
+        plan.shape.rate,
+        plan.shape.rounds,
+    )
+
+
+def log_results(logger: logging.Logger, kind: str, history: History, shown: Sequence[str], seconds: float) -> None:
+    """CORDS' closing lines."""
+    logger.info("%s Selection Run---------------------------------", kind)
+    for prefix, name in (("val", "Validation"), ("tst", "Test")):
+        loss, accuracy = history.last(f"{prefix}_loss"), history.last(f"{prefix}_acc")
+        if loss is not None:
+            logger.info("%s Loss: %.2f , %s Accuracy: %.2f", name, loss, name, accuracy)
+    logger.info("---------------------------------------------------------------------")
+    logger.info(kind)
+    logger.info("---------------------------------------------------------------------")
+    for column, name in (("val_acc", "Validation Accuracy"), ("tst_acc", "Test Accuracy"), ("time", "Time")):
+        if column in shown and history.column(column):
+            logger.info("%s: %s", name, " , ".join(str(v) for v in history.column(column)))
+    logger.info("Total time taken by %s = %.4f ", kind, seconds)
+
+
+def own_logger(shared: logging.Logger) -> logging.Logger:
+    """CORDS hangs new handlers on one global logger each time; give this trainer the newest two alone."""
+    own = logging.Logger(shared.name, level=shared.level)
+    for handler in shared.handlers[-2:]:
+        shared.removeHandler(handler)
+        own.addHandler(handler)
+    return own
+
+
+@contextlib.contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Hide warnings that a user can do nothing about."""
+    with warnings.catch_warnings():
+        for message in (
+            "Full backward hook is firing",
+            "Using a non-full backward hook",
+            "dropout2d: Received a 2-D input",
+            "'pin_memory' argument is set",
+            "Secure RNG turned off",
+        ):
+            warnings.filterwarnings("ignore", message=message)
+        yield
