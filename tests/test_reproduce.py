@@ -19,7 +19,7 @@ from cords_dp.experiments.catalogue import EXPERIMENTS, METHODS, PRESETS, experi
 from cords_dp.experiments.paper import FRACTIONS, imbalance_table
 from cords_dp.report.figures import draw
 from cords_dp.report.page import write_page
-from cords_dp.report.tables import accuracy_tables, mean_table, paper_comparison, to_markdown
+from cords_dp.report.tables import accuracy_tables, aligned, mean_table, paper_comparison, to_markdown
 from cords_dp.training import check_config
 
 PAPER = ("main", "imbalance", "synthetic", "timing", "allocation", "gains")
@@ -73,9 +73,23 @@ def test_methods_of_a_cell_differ_in_the_method_only():
     ]
     assert len(jobs) == len(METHODS) - 1
     for section in ("dataset", "dataloader", "model", "optimizer", "train_args"):
-        kinds = {json.dumps(j.config[section], sort_keys=True) for j in jobs}
+        kinds = {json.dumps({**j.config[section], "print_every": 0}, sort_keys=True) for j in jobs}
         assert len(kinds) == 1
     assert {(j.config["privacy"]["epsilon"], j.config["privacy"]["delta"]) for j in jobs} == {(3.0, 1e-5)}
+
+
+def test_one_run_that_selects_is_evaluated_as_it_goes():
+    """For the report's figure of ε over epochs."""
+    jobs = experiment_jobs("imbalance", "quick")
+    often = [j for j in jobs if j.config["train_args"]["print_every"] < 10]
+    assert [(j.labels["method"], j.labels["k"]) for j in often] == [("GLISTERDP", 0.1)]
+
+
+def test_numbers_of_a_column_have_the_same_digits():
+    table = aligned(pd.DataFrame({"a": [1.5, 2.25, 3.0], "b": [3.0, 8.0, float("nan")], "c": [1e-5, 2.0, 3.0]}))
+    assert table["a"].tolist() == ["1.50", "2.25", "3.00"]
+    assert table["b"].tolist() == ["3", "8", ""]
+    assert table["c"].tolist() == ["1e-05", "2", "3"]
 
 
 def test_an_unknown_method_or_name_is_refused(capsys):

@@ -14,7 +14,7 @@ import pandas as pd
 
 from cords_dp.errors import ResultsError
 from cords_dp.report.plots import plt, tidy_axis
-from cords_dp.report.tables import accuracy_tables, mean_table
+from cords_dp.report.tables import accuracy_tables, aligned, mean_table
 
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --soft: #8881; }
@@ -89,7 +89,7 @@ def _sweep_parts(folder: Path) -> list[str]:
         by = list(frame.columns[: frame.columns.get_loc("seed")])
         parts.append(_table(mean_table(frame, by)))
     if (folder / "comparison.csv").is_file():
-        parts.append(f"<h3>Beside the paper</h3>{_table(pd.read_csv(folder / 'comparison.csv'))}")
+        parts.append(f"<h3>Beside the paper</h3>{_table(aligned(pd.read_csv(folder / 'comparison.csv')))}")
     parts += [f"<h3>Time</h3>{_time_figure(frame, by)}", *_failures(folder)]
     shown = _representative(frame)
     return parts + _run_parts(folder / "runs" / shown["config_hash"], f"{shown.get('method', shown['strategy'])}")
@@ -111,7 +111,7 @@ def _failures(folder: Path) -> list[str]:
 
 def _time_figure(frame: pd.DataFrame, by: list[str]) -> str:
     seconds = frame.groupby(by or ["strategy"], sort=False)[["train_seconds", "selection_seconds"]].mean()
-    figure, axis = plt.subplots(figsize=(7, 0.8 + 0.35 * len(seconds)), layout="constrained")
+    figure, axis = plt.subplots(figsize=(7, 1.0 + 0.35 * len(seconds)), layout="constrained")
     labels = [" ".join(map(str, i)) if isinstance(i, tuple) else str(i) for i in seconds.index]
     axis.barh(labels, seconds["train_seconds"], color="#4C72B0", label="training")
     left = seconds["train_seconds"]
@@ -119,7 +119,7 @@ def _time_figure(frame: pd.DataFrame, by: list[str]) -> str:
     axis.invert_yaxis()
     axis.set_xlabel("seconds a run, mean")
     tidy_axis(axis)
-    axis.legend(frameon=False, fontsize=8)
+    figure.legend(frameon=False, fontsize=8, loc="outside upper right", ncols=2)
     return _inline(figure, "seconds of training and of selection")
 
 

@@ -63,14 +63,23 @@ def paper_comparison(frame: pd.DataFrame, paper: pd.DataFrame) -> pd.DataFrame:
     )
 
 
+def aligned(table: pd.DataFrame) -> pd.DataFrame:
+    """The table as text, numbers of a column with the same digits: two where a column has fractions, else none."""
+    return table.apply(_aligned_column)
+
+
+def _aligned_column(column: pd.Series) -> pd.Series:
+    if not pd.api.types.is_float_dtype(column):
+        return column.astype(str)
+    short = column.map(lambda value: "" if pd.isna(value) else f"{value:g}")
+    longest = short.str.partition(".")[2].str.len().max()
+    if longest > 2 or short.str.contains("e").any():
+        return short  # small numbers: ε₀, δ
+    return column.map(lambda value: "" if pd.isna(value) else f"{value:.{longest}f}")
+
+
 def to_markdown(table: pd.DataFrame) -> str:
     """A GitHub table."""
-    cells = [[_text(v) for v in row] for row in table.itertuples(index=False)]
+    cells = [[str(v) for v in row] for row in aligned(table).itertuples(index=False)]
     lines = ["| " + " | ".join(map(str, table.columns)) + " |", "|" + "---|" * len(table.columns)]
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in cells)])
-
-
-def _text(value: object) -> str:
-    if isinstance(value, float):
-        return "" if pd.isna(value) else f"{value:g}"
-    return str(value)
