@@ -91,6 +91,13 @@ class Shape:
         """The sampling rate of the strategy's own epochs (a warm start on all of D has another)."""
         return next(epoch.rate for epoch in reversed(self.epochs) if epoch.steps)
 
+    @property
+    def steps_in_words(self) -> str:
+        """All steps with their sampling rates: "40 steps at sampling rate 0.10772"."""
+        rates = dict.fromkeys(epoch.rate for epoch in self.epochs if epoch.steps)
+        counts = {rate: sum(e.steps for e in self.epochs if e.rate == rate) for rate in rates}
+        return ", ".join(f"{count} steps at sampling rate {rate:.5f}" for rate, count in counts.items())
+
 
 @dataclass(frozen=True)
 class PrivacyPlan:

@@ -109,8 +109,8 @@ def test_budget_explains_the_paper_s_negative_result(capsys):
     ]
     assert main(arguments) == 0
     text = capsys.readouterr().out
-    for words in ("sigma = ", "q = ", "steps", "epsilon0 = 0.00", "training alone", "selection alone", "total on D",
-                  "RandomDP (no selection)", "joint, frozen scores", "paper: basic"):  # fmt: skip
+    for words in ("sigma = ", "sampling rate", "steps", "epsilon0 = 0.00", "training alone", "selection alone",
+                  "total on D", "RandomDP (no selection)", "joint, frozen scores", "paper: basic"):  # fmt: skip
         assert words in text
 
 

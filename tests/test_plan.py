@@ -46,6 +46,11 @@ def plan_for(strategy="GLISTERDP", *, n=45_000, n_validation=5_000, epochs=20, b
 # --- schedule ----------------------------------------------------------------------------------------
 
 
+def test_a_warm_start_s_steps_are_told_apart():
+    shape = plan_for("RandomDP", kappa=0.5, fraction=0.1, epochs=20).shape
+    assert shape.steps_in_words == "44 steps at sampling rate 0.02276, 50 steps at sampling rate 0.22756"
+
+
 @pytest.mark.parametrize("mechanism", ["match", "threshold", "exponential"])
 def test_rate_is_batch_over_pool_and_steps_cover_it(mechanism):
     plan = plan_for("RandomDP", mechanism=mechanism)  # a key of GLISTERDP's, without meaning here

@@ -40,7 +40,7 @@ def _plan_text(plan: PrivacyPlan) -> str:
             "budget",
             f"epsilon = {plan.privacy.epsilon:g}, delta = {plan.delta:.3g}, {plan.privacy.composition} composition",
         ),
-        ("training", f"{shape.steps} steps, q = {shape.rate:.6f}, sigma = {plan.sigma:.4f}"),
+        ("training", f"{shape.steps_in_words}, sigma = {plan.sigma:.4f}"),
     ]
     if plan.sigma_selection is not None:
         releases = shape.rounds * gaussian_releases(plan.selection)

@@ -30,12 +30,11 @@ def log_plan(plan: PrivacyPlan | None, logger: logging.Logger) -> None:
         logger.warning("privacy.epsilon = inf: clipping and noise are off, this run is not private.")
         return
     logger.info(
-        "Privacy plan: epsilon %g, delta %g, noise multiplier %.4f, %d steps at sampling rate %.5f, %d selections.",
+        "Privacy plan: epsilon %g, delta %g, noise multiplier %.4f, %s, %d selections.",
         plan.privacy.epsilon,
         plan.delta,
         plan.sigma,
-        plan.shape.steps,
-        plan.shape.rate,
+        plan.shape.steps_in_words,
         plan.shape.rounds,
     )
 
