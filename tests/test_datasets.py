@@ -175,7 +175,7 @@ def test_an_archive_with_another_hash_is_refused(offline, tmp_path):
     offline["archive"] = small_mnist()[2]
     with pytest.raises(DatasetUnavailableError, match="SHA-512"):
         fetch.image_arrays("mnist", tmp_path)
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.glob("*.npz"))
 
 
 def test_a_set_that_no_registry_has_says_what_to_do(offline, tmp_path):
