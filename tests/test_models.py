@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -47,6 +49,16 @@ def test_the_seed_decides_the_weights_and_leaves_the_global_generator_alone():
     assert torch.equal(a, b)
     assert not torch.equal(a, c)
     assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("name", ["ScatterLinear", "ScatterCNN"])
+def test_scattering_models_take_raw_images_in_any_precision(name):
+    """Modes are checked in float64, and datasets that are not ours reach the model as images."""
+    model = build_model(config(name, "mnist"), seed=0)
+    images = torch.randn(2, 1, 28, 28)
+    exact = copy.deepcopy(model).double()(images.double())
+    assert exact.dtype == torch.float64
+    torch.testing.assert_close(exact.float(), model(images), atol=1e-4, rtol=1e-3)
 
 
 def test_a_missing_argument_is_named():

@@ -49,9 +49,9 @@ class Scattering(nn.Module):
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
         mean, matrix = _prior(self.input_shape)
-        maps = scattering_maps(images.cpu(), self.input_shape) - mean
+        maps = scattering_maps(images.cpu().float(), self.input_shape) - mean  # kymatio's filters are float32
         maps = torch.einsum("ij,njhw->nihw", matrix, maps)
-        return (maps / maps.pow(2).mean(dim=(1, 2, 3), keepdim=True).sqrt().clamp_min(1e-6)).to(images.device)
+        return (maps / maps.pow(2).mean(dim=(1, 2, 3), keepdim=True).sqrt().clamp_min(1e-6)).to(images)
 
 
 def scattering_maps(images: Tensor, shape: tuple[int, ...]) -> Tensor:
