@@ -261,7 +261,7 @@ def test_number_of_releases(exploration, rounds, count):
 def test_sums_of_unit_gradients_have_sensitivity_one():
     strategy = strategy_for(plan_for())
     strategy._score_model(strategy.weights)
-    strategy._gradients.r *= 1e6
+    strategy._gradients.r.mul_(1e6)
     for record in range(20):
         member = np.zeros(200, dtype=bool)
         member[record] = True
