@@ -297,13 +297,32 @@ def test_models_that_are_no_classifiers_are_refused_with_the_reason(unfit, reaso
         fastest_mode(Unfit(), x, y, CE)
 
 
-def test_dropout_outside_of_layers_does_not_make_a_mode_look_wrong():
+@pytest.mark.parametrize("mode", ["hooks", "ghost", "functorch"])
+def test_dropout_does_not_make_a_mode_look_wrong(mode):
     class Dropping(InPlaceResidual):
+        def __init__(self):
+            super().__init__()
+            self.drop = nn.Dropout(0.5)
+
         def forward(self, x):
-            return self.head(nn.functional.dropout(self.one(x) + self.two(x), 0.5, self.training))
+            return self.head(nn.functional.dropout(self.drop(self.one(x)) + self.two(x), 0.5, self.training))
 
     x, y, _ = batch_of(4)
-    assert fastest_mode(Dropping(), x, y, CE, ("hooks",)) == "hooks"
+    assert fastest_mode(Dropping(), x, y, CE, (mode,)) == mode
+
+
+def test_records_that_mix_while_training_only_are_found():
+    """Found in a last reading: a check in evaluation mode would let such a model through."""
+    from cords_dp.errors import UnsupportedModelError
+
+    class MixesInTraining(InPlaceResidual):
+        def forward(self, x):
+            out = self.one(x) + self.two(x)
+            return self.head(out - out.mean(dim=0) if self.training else out)
+
+    x, y, _ = batch_of(4)
+    with pytest.raises(UnsupportedModelError, match="wrong gradients"):
+        fastest_mode(MixesInTraining(), x, y, CE, ("hooks", "ghost"))
 
 
 def test_ghost_clipping_refuses_linear_layers_on_sequences():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -144,6 +145,13 @@ def test_the_report_says_what_concentration_costs():
     text = price_sentence(plan_for(n=6000, k=600))
     assert "2.15 times as often" in text
     assert "below that of a fixed subset of 600 records" in text
+    costly = replace(plan_for(n=6000, k=5000).privacy, split=0.05)  # most of the budget goes to the releases
+    plan = build_plan(
+        "GLISTERDP", costly, SelectionSettings(fraction=0.8), epochs=5, batch_size=100, n=6000, n_validation=500,
+        whole=False, selects=True,
+    )  # fmt: skip
+    assert "above that of a fixed subset of 4800 records" in price_sentence(plan)
+    assert "-" not in price_sentence(plan)
 
 
 @pytest.mark.parametrize("fraction", [0.05, 0.1, 0.5, 1.0])

@@ -139,9 +139,13 @@ def price_sentence(plan: PrivacyPlan) -> str:
     fixed = price_of_selection(plan, rate=shape.batch_size / shape.k)
     return (
         f"{text} Since a record may be drawn {plan.concentration:.2f} times as often as in a uniform draw from all "
-        f"records, the noise is {100 * uniform:.0f} % above that of such a draw; it is {-100 * fixed:.0f} % below that "
-        f"of a fixed subset of {shape.k} records."
+        f"records, the noise is {_compared(uniform)} that of such a draw; it is {_compared(fixed)} that of a fixed "
+        f"subset of {shape.k} records."
     )
+
+
+def _compared(excess: float) -> str:
+    return f"{100 * abs(excess):.0f} % {'above' if excess >= 0 else 'below'}"
 
 
 def _mechanisms(plan: PrivacyPlan) -> list[dict[str, Any]]:

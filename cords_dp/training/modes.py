@@ -8,9 +8,11 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from cords_dp.errors import UnsupportedModelError
 from cords_dp.mechanisms import clip_factors
@@ -35,32 +37,37 @@ def fastest_mode(
 def try_modes(
     model: nn.Module, x: Tensor, y: Tensor, criterion: LossPerExample, modes: Sequence[str] = MODES
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """Seconds of a step in each mode that is right for this model, and what is wrong with the others."""
-    probe = _without_dropout(model)
-    expected = _reference_sum(probe, x, y, criterion, torch.float64)
-    rounding = float((_reference_sum(probe, x, y, criterion, x.dtype).double() - expected).norm())  # of very deep nets
-    allowed = max(1e-2 * float(expected.norm()) + 1e-7, 2 * rounding)
-    seconds, problems = {}, {}
-    for mode in modes:
-        try:
-            taken, got = _try_mode(mode, probe, x, y, criterion)
-        except Exception as error:  # Opacus raises many kinds
-            problems[mode] = str(error).splitlines()[0] if str(error) else type(error).__name__
-            continue
-        if float((got.double() - expected).norm()) <= allowed:
-            seconds[mode] = taken
-        else:
-            problems[mode] = "wrong gradients"
+    """Seconds of a step in each mode that is right for this model, and what is wrong with the others.
+
+    The model stays in training mode: one that mixes records only then must be found out too.
+    """
+    probe = copy.deepcopy(model).train()
+    with _NoDropout():
+        expected = _reference_sum(probe, x, y, criterion, torch.float64)
+        in_float32 = _reference_sum(probe, x, y, criterion, x.dtype)  # very deep nets lose digits
+        allowed = max(1e-2 * float(expected.norm()) + 1e-7, 2 * float((in_float32.double() - expected).norm()))
+        seconds, problems = {}, {}
+        for mode in modes:
+            try:
+                taken, got = _try_mode(mode, probe, x, y, criterion)
+            except Exception as error:  # Opacus raises many kinds
+                problems[mode] = str(error).splitlines()[0] if str(error) else type(error).__name__
+                continue
+            if float((got.double() - expected).norm()) <= allowed:
+                seconds[mode] = taken
+            else:
+                problems[mode] = "wrong gradients"
     return seconds, problems
 
 
-def _without_dropout(model: nn.Module) -> nn.Module:
-    """A copy that computes the same each time: only layers with weights are left in training mode, as Opacus needs."""
-    probe = copy.deepcopy(model).train()
-    for module in probe.modules():
-        if not any(True for _ in module.parameters(recurse=False)):
-            module.training = False
-    return probe
+class _NoDropout(TorchFunctionMode):
+    """Lets dropout do nothing, in layers and in forward methods, so that a model computes the same each time."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if "dropout" in getattr(func, "__name__", ""):
+            return args[0] if args else kwargs["input"]
+        return func(*args, **kwargs)
 
 
 def _reference_sum(model: nn.Module, x: Tensor, y: Tensor, criterion: LossPerExample, dtype: torch.dtype) -> Tensor:
