@@ -1,6 +1,6 @@
 """CIFAR-10 on a GPU: WRN-16-4 from scratch with eight augmented views of each image (De et al. 2022)."""
 
-from cords_dp.presets import config_for
+from cords_dp import config_for
 
 config = config_for(
     "cifar10",

@@ -1,6 +1,6 @@
 """Scikit-learn's digits: DP-SGD on a subset chosen privately by GLISTER-DP."""
 
-from cords_dp.presets import config_for
+from cords_dp import config_for
 
 config = config_for(
     "digits",

@@ -1,6 +1,6 @@
 """CIFAR-10: DP-SGD on a uniform subset."""
 
-from cords_dp.presets import config_for
+from cords_dp import config_for
 
 config = config_for(
     "cifar10",

@@ -1,6 +1,6 @@
 """The synthetic shift set: DP-SGD on a uniform subset."""
 
-from cords_dp.presets import config_for
+from cords_dp import config_for
 
 config = config_for(
     "synthetic",

@@ -9,23 +9,27 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cords_dp.config import load_config
+    from cords_dp.config import config_for, load_config
     from cords_dp.errors import CordsDPError
     from cords_dp.experiments.run import run_experiment
     from cords_dp.models import register_model
-    from cords_dp.plan import PrivacyPlan
-    from cords_dp.presets import config_for
+    from cords_dp.planning import Mechanism, PrivacyPlan, Release, SelectionNoise, register_mechanism
     from cords_dp.registry import register_strategy
-    from cords_dp.selection import register_score
+    from cords_dp.selection import Pool, register_score
     from cords_dp.training import TrainClassifier
 
 __version__ = "0.1.0"
 __all__ = [
     "CordsDPError",
+    "Mechanism",
+    "Pool",
     "PrivacyPlan",
+    "Release",
+    "SelectionNoise",
     "TrainClassifier",
     "config_for",
     "load_config",
+    "register_mechanism",
     "register_model",
     "register_score",
     "register_strategy",
@@ -34,10 +38,15 @@ __all__ = [
 
 _HOMES = {
     "CordsDPError": "cords_dp.errors",
-    "PrivacyPlan": "cords_dp.plan",
+    "Mechanism": "cords_dp.planning",
+    "Pool": "cords_dp.selection",
+    "PrivacyPlan": "cords_dp.planning",
+    "Release": "cords_dp.planning",
+    "SelectionNoise": "cords_dp.planning",
     "TrainClassifier": "cords_dp.training",
-    "config_for": "cords_dp.presets",
+    "config_for": "cords_dp.config",
     "load_config": "cords_dp.config",
+    "register_mechanism": "cords_dp.planning",
     "register_model": "cords_dp.models",
     "register_score": "cords_dp.selection",
     "register_strategy": "cords_dp.registry",

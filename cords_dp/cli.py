@@ -165,17 +165,16 @@ def _run(args: argparse.Namespace) -> int:
 
 def _budget(args: argparse.Namespace) -> int:
     from cords_dp.datasets import build_dataset, known_sizes
-    from cords_dp.report.budget import budget_text
+    from cords_dp.planning.budget import budget_text
     from cords_dp.seeding import Streams
-    from cords_dp.training import check_config
+    from cords_dp.training import resolve
 
-    cfg = _load(args)
-    setup = check_config(cfg)
-    sizes = known_sizes(cfg)
+    run = resolve(_load(args), plan=False)
+    sizes = known_sizes(run.config)
     if sizes is None:  # an imbalanced variant: its size is public but has to be counted
-        data = build_dataset(cfg, Streams(setup.seed).numpy("data"))
+        data = build_dataset(run.config, Streams(run.seed).numpy("data"))
         sizes = len(data.train), len(data.validation)  # type: ignore[arg-type]
-    print(budget_text(setup, *sizes))
+    print(budget_text(run, *sizes))
     return 0
 
 
@@ -238,13 +237,13 @@ def _report(args: argparse.Namespace) -> int:
 
 def _check_all(jobs: Sequence[Job]) -> None:
     """Find every mistake in a config before the first run starts."""
-    from cords_dp.training import check_config
+    from cords_dp.training import resolve
 
     checked = set()
     for job in jobs:
         if (key := tuple(v for k, v in job.labels.items() if k != "seed")) not in checked:
             checked.add(key)
-            check_config(DotMap(dict(job.config)), plan=False)
+            resolve(job.config, plan=False)
 
 
 def _backend(args: argparse.Namespace) -> Backend:

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 from dotmap import DotMap
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
-from cords_dp.accounting import Ledger
-from cords_dp.errors import ConfigError
-from cords_dp.plan import PrivacyPlan
-from cords_dp.seeding import Streams
+from cords_dp.errors import ConfigError, MechanismError
+from cords_dp.planning import PrivacyPlan
+from cords_dp.selection.pool import Pool
+from cords_dp.selection.session import Selections
 
 
-@dataclass
-class LoaderContext:
-    """Everything a strategy may use to build its loader."""
+@dataclass(frozen=True)
+class StrategyContext:
+    """Everything a strategy may use.
 
-    cfg: DotMap
-    dss_args: DotMap  # a copy: live objects may go in, the config stays clean
+    plan: None for a strategy that is not private. selections: of a private strategy that selects.
+    coins: randomness for choices that do not look at the records.
+    dss_args: a copy with CORDS' live objects (model, loss, …) in it; the config stays clean.
+    """
+
+    config: Mapping[str, Any]
+    dss_args: DotMap
     trainset: Dataset
     validset: Dataset
     train_loader: DataLoader
@@ -32,12 +38,21 @@ class LoaderContext:
     criterion: nn.Module  # reduction="none"
     optimizer: Optimizer
     logger: logging.Logger
-    streams: Streams
+    coins: np.random.Generator
     plan: PrivacyPlan | None = None
-    ledger: Ledger | None = None
+    selections: Selections | None = None
 
 
-LoaderBuilder = Callable[[LoaderContext], Iterable[Any]]
+class PoolSource(Protocol):
+    """What a private strategy builds: it hands over a pool for each epoch of its own, and never batches.
+
+    ``state`` (public or released values only) and ``restore`` may be left out; a resumed run then builds anew.
+    """
+
+    def pool(self, epoch: int) -> Pool: ...
+
+
+Builder = Callable[[StrategyContext], Any]
 
 
 @dataclass(frozen=True)
@@ -45,14 +60,14 @@ class Strategy:
     """A name in ``dss_args.type`` and what stands behind it.
 
     private: trains by DP-SGD on Poisson batches and needs a plan.
-    whole: the pool is all of D; otherwise k = fraction·n records.
-    selects: reads D to choose the pool, at a price that the plan calibrates.
+    uses_all: the pool is all of D; otherwise k = fraction·n records.
+    selects: reads D to choose the pool, by a mechanism that the plan pays for.
     """
 
     name: str
-    build: LoaderBuilder
+    build: Builder
     private: bool = False
-    whole: bool = False
+    uses_all: bool = False
     selects: bool = False
 
 
@@ -61,27 +76,43 @@ _STRATEGIES: dict[str, Strategy] = {}
 
 def register_strategy(
     name: str,
-    build: LoaderBuilder,
+    build: Builder,
     *,
     private: bool = False,
-    whole: bool = False,
+    uses_all: bool = False,
     selects: bool = False,
+    force: bool = False,
 ) -> Strategy:
-    """Make ``dss_args.type = name`` use ``build(context)``, which returns a loader of (x, y, weight) batches.
+    """Make ``dss_args.type = name`` use ``build(context)``.
 
-    A private strategy's loader must follow ``context.plan``: Poisson batches in which no record comes with a higher
-    probability than ``plan.shape.epochs[i].rate`` (never compute B/k yourself), the planned number of steps for each
-    epoch, and a pool chosen without looking at the data (or by a mechanism that is charged to ``context.ledger``). With
-    ``selects`` the plan pays for ``dss_args.mechanism``, ``match`` if none is named. Names are compared without case,
-    ``-`` and ``_``.
+    A private strategy's ``build`` returns a `Pool`, or an object whose ``pool(epoch)`` returns one: which records may
+    be drawn, chosen without looking at the data, or by ``context.selections.select(weights)`` (``selects=True``), which
+    charges for it. The package draws the batches: as many as were charged, at the charged rate. Any other strategy's
+    ``build`` returns a loader of (x, y, weight) batches, as CORDS' loaders are.
+
+    Names are compared without case, ``-`` and ``_``. A name that is taken is refused unless ``force`` is given, and a
+    name that promises privacy (it ends in "DP", or was private before) is never given to a strategy that is not.
     """
-    strategy = Strategy(name, build, private=private, whole=whole, selects=selects)
-    _STRATEGIES[_key(name)] = strategy
-    return strategy
+    key = _key(name)
+    known = _STRATEGIES.get(key)
+    if known is not None and not force:
+        raise MechanismError(f"there is a strategy {known.name!r} already; pass force=True to replace it")
+    if not private and (key.endswith("dp") or (known is not None and known.private)):
+        raise MechanismError(
+            f"strategy {name!r} promises privacy by its name; register it with private=True, or under another name"
+        )
+    if selects and uses_all:
+        raise MechanismError(f"strategy {name!r} cannot both select and use all records")
+    _STRATEGIES[key] = Strategy(name, build, private=private, uses_all=uses_all, selects=selects)
+    return _STRATEGIES[key]
+
+
+def unregister_strategy(name: str) -> None:
+    """Forget a strategy, for instance after a test."""
+    _STRATEGIES.pop(_key(name), None)
 
 
 def get_strategy(name: str | None) -> Strategy:
-    _load_builtin()
     strategy = _STRATEGIES.get(_key(str(name)))
     if strategy is None:
         raise ConfigError("dss_args.type", name, f"unknown strategy; known are {', '.join(strategy_names())}")
@@ -89,14 +120,8 @@ def get_strategy(name: str | None) -> Strategy:
 
 
 def strategy_names() -> list[str]:
-    _load_builtin()
     return sorted(s.name for s in _STRATEGIES.values())
 
 
 def _key(name: str) -> str:
     return name.replace("-", "").replace("_", "").lower()
-
-
-def _load_builtin() -> None:
-    """Importing it registers the built-in strategies; done late because it imports CORDS."""
-    from cords_dp.dataloaders import builtin  # noqa: F401

@@ -16,7 +16,7 @@ import torch
 
 # torch's serialised CPU generator: 24 bytes of counters, then the Mersenne twister's words in 8 bytes each
 _MERSENNE_START, _MERSENNE_WORDS = 24, 624
-_STREAMS = ("data", "init", "selection", "batches", "noise", "validation", "augmentation")
+_STREAMS = ("data", "init", "selection", "batches", "noise", "validation", "augmentation", "coins")
 
 
 @dataclass(frozen=True)

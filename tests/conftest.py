@@ -21,7 +21,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 @pytest.fixture
 def make_config(tmp_path: Path):
     """A small config on scikit-learn's digits; sections are changed by keyword, e.g. ``privacy={"epsilon": 8}``."""
-    from cords_dp.presets import config_for, merge_into
+    from cords_dp.config.presets import config_for, merge_into
 
     def make(strategy: str = "RandomDP", data_name: str = "digits", **changes: dict[str, Any]) -> DotMap:
         config = config_for(

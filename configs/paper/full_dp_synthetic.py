@@ -4,14 +4,6 @@ The paper varies k with --set dss_args.fraction=0.1…0.9, the budget with --set
 It prints no learning rates or batch sizes; these are ours.
 """
 
-from cords_dp.presets import config_for
+from cords_dp.config.presets import paper_config
 
-config = config_for(
-    "synthetic",
-    "FullDP",
-    model=dict(architecture="LogisticRegNet", numclasses=2),
-    dataloader=dict(batch_size=128),
-    optimizer=dict(lr=0.5, momentum=0.9),
-    train_args=dict(num_epochs=40),
-    privacy=dict(epsilon=3.0, delta=1e-5, max_grad_norm=1.0),
-)
+config = paper_config("synthetic", "FullDP")

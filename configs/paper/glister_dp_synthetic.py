@@ -4,15 +4,6 @@ The paper varies k with --set dss_args.fraction=0.1…0.9, the budget with --set
 with --set privacy.split=0.1…0.9. It prints no learning rates or batch sizes; these are ours.
 """
 
-from cords_dp.presets import config_for
+from cords_dp.config.presets import paper_config
 
-config = config_for(
-    "synthetic",
-    "GLISTERDP",
-    model=dict(architecture="LogisticRegNet", numclasses=2),
-    dataloader=dict(batch_size=128),
-    optimizer=dict(lr=0.5, momentum=0.9),
-    train_args=dict(num_epochs=40),
-    dss_args=dict(fraction=0.1, select_every=20, mechanism="exponential", greedy="RGreedy", r=15, linear_layer=True),
-    privacy=dict(epsilon=3.0, delta=1e-5, max_grad_norm=1.0, composition="basic", split=0.5, validation="public"),
-)
+config = paper_config("synthetic", "GLISTERDP")

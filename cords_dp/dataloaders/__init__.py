@@ -1,5 +1,5 @@
-"""Dataloaders with Poisson batches of (x, y, weight)."""
+"""CORDS' dataloaders, private and not, and Poisson batches of (x, y, weight)."""
 
-from cords_dp.dataloaders.poisson import fetch, poisson_batches, sequential_batches
+from cords_dp.dataloaders.poisson import Batch, poisson_batches
 
-__all__ = ["fetch", "poisson_batches", "sequential_batches"]
+__all__ = ["Batch", "poisson_batches"]

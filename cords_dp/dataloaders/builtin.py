@@ -7,63 +7,46 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from cords_dp.dataloaders.private import FullDPDataLoader, GLISTERDPDataLoader, RandomDPDataLoader
-from cords_dp.registry import LoaderContext, register_strategy
+from cords_dp.dataloaders.private import GLISTERDPDataLoader, RandomDPDataLoader
+from cords_dp.registry import StrategyContext, register_strategy
+from cords_dp.selection.pool import Pool
 from cords_dp.toolkit import WeightedSubset, adaptive, nonadaptive
 
 
-def _full_dp(c: LoaderContext) -> FullDPDataLoader:
+def _full_dp(c: StrategyContext) -> Pool:
     assert c.plan is not None
-    return FullDPDataLoader(c.train_loader, plan=c.plan, streams=c.streams)
+    return Pool.everything(c.plan.shape.n)
 
 
-def _random_dp(c: LoaderContext) -> RandomDPDataLoader:
-    assert c.plan is not None
-    return RandomDPDataLoader(c.train_loader, c.dss_args, c.logger, plan=c.plan, streams=c.streams)
-
-
-def _glister_dp(c: LoaderContext) -> GLISTERDPDataLoader:
-    assert c.plan is not None
-    assert c.ledger is not None
-    selection = c.plan.selection
-    c.dss_args.update(
-        greedy=selection.greedy,
-        r=selection.r,
-        linear_layer=selection.linear_layer,
-        selection_type=selection.selection_type,
-    )
-    return GLISTERDPDataLoader(
-        c.train_loader, c.val_loader, c.dss_args, c.logger, plan=c.plan, streams=c.streams, ledger=c.ledger
-    )
-
-
-def _full(c: LoaderContext) -> DataLoader:
+def _full(c: StrategyContext) -> DataLoader:
     size = len(c.trainset)  # type: ignore[arg-type]
     return DataLoader(WeightedSubset(c.trainset, list(range(size)), [1] * size), **_options(c))
 
 
-def _options(c: LoaderContext) -> dict[str, Any]:
-    loader = c.cfg.dataloader
+def _options(c: StrategyContext) -> dict[str, Any]:
+    loader = c.config["dataloader"]
     return {
-        "batch_size": loader.batch_size,
+        "batch_size": loader["batch_size"],
         "shuffle": bool(loader.get("shuffle", True)),
         "pin_memory": bool(loader.get("pin_memory", False)) and str(c.dss_args.device).startswith("cuda"),
         "collate_fn": c.dss_args.get("collate_fn") or None,
     }
 
 
-def _cords(loader: type, *, validation: bool) -> Callable[[LoaderContext], Any]:
+def _cords(loader: type, *, validation: bool) -> Callable[[StrategyContext], Any]:
     """A builder for one of CORDS' loaders, which take the validation loader or not."""
 
-    def build(c: LoaderContext) -> Any:
+    def build(c: StrategyContext) -> Any:
         loaders = (c.train_loader, c.val_loader) if validation else (c.train_loader,)
         return loader(*loaders, c.dss_args, c.logger, **_options(c))
 
     return build
 
 
-def _selcon(c: LoaderContext) -> Any:
-    c.dss_args.update(lr=c.cfg.optimizer.lr, optimizer=c.optimizer, batch_size=c.cfg.dataloader.batch_size)
+def _selcon(c: StrategyContext) -> Any:
+    c.dss_args.update(
+        lr=c.config["optimizer"]["lr"], optimizer=c.optimizer, batch_size=c.config["dataloader"]["batch_size"]
+    )
     options = _options(c)
     options.pop("collate_fn")
     return adaptive.SELCONDataLoader(
@@ -71,10 +54,10 @@ def _selcon(c: LoaderContext) -> Any:
     )
 
 
-register_strategy("FullDP", _full_dp, private=True, whole=True)
-register_strategy("RandomDP", _random_dp, private=True)
-register_strategy("GLISTERDP", _glister_dp, private=True, selects=True)
-register_strategy("Full", _full, whole=True)
+register_strategy("FullDP", _full_dp, private=True, uses_all=True)
+register_strategy("RandomDP", RandomDPDataLoader, private=True)
+register_strategy("GLISTERDP", GLISTERDPDataLoader, private=True, selects=True)
+register_strategy("Full", _full, uses_all=True)
 register_strategy("SELCON", _selcon)
 
 

@@ -1,7 +1,9 @@
 """Datasets: how they are fetched, made and split. Only fixed public constants touch the records."""
 
 from cords_dp.datasets.arrays import ArrayDataset, Splits
+from cords_dp.datasets.batches import records_at, sequential_batches
 from cords_dp.datasets.build import DATASETS, build_dataset, check_dataset, dataset_name, known_sizes
+from cords_dp.datasets.features import with_features
 
 __all__ = [
     "DATASETS",
@@ -11,4 +13,7 @@ __all__ = [
     "check_dataset",
     "dataset_name",
     "known_sizes",
+    "records_at",
+    "sequential_batches",
+    "with_features",
 ]

@@ -10,11 +10,11 @@ from typing import Any
 
 from dotmap import DotMap
 
-from cords_dp.config import apply_override
+from cords_dp.config import apply_override, config_for
+from cords_dp.config.presets import PAPER_SELECTION, merge_into, paper_model
 from cords_dp.errors import ConfigError
 from cords_dp.experiments.jobs import Job
 from cords_dp.experiments.paper import FRACTIONS
-from cords_dp.presets import config_for, merge_into, paper_model
 
 PRESETS = ("quick", "cpu", "full")
 
@@ -27,16 +27,12 @@ class Method:
     changes: Mapping[str, Any] = field(default_factory=dict)
 
 
-_PAPER_CHANGES = {
-    "dss_args": {"mechanism": "exponential", "greedy": "RGreedy", "r": 15},
-    "privacy": {"composition": "basic", "split": 0.5, "validation": "public"},
-}
 METHODS: dict[str, Method] = {
     "GLISTERDP": Method("GLISTERDP"),
     "GLISTERDP threshold": Method("GLISTERDP", {"dss_args": {"mechanism": "threshold"}}),
     "GLISTERDP top_k": Method("GLISTERDP", {"dss_args": {"mechanism": "top_k"}}),
     "GLISTERDP frozen": Method("GLISTERDP", {"dss_args": {"mechanism": "exponential", "greedy": "Frozen"}}),
-    "GLISTER-DP, paper": Method("GLISTERDP", _PAPER_CHANGES),
+    "GLISTER-DP, paper": Method("GLISTERDP", PAPER_SELECTION),
     "RandomDP": Method("RandomDP"),
     "RandomDP, secret subset": Method("RandomDP", {"dss_args": {"secret_subset": True}}),
     "FullDP, equal compute": Method("FullDP"),

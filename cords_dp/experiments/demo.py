@@ -7,8 +7,8 @@ from pathlib import Path
 import pandas as pd
 from dotmap import DotMap
 
+from cords_dp.config import config_for
 from cords_dp.experiments.run import run_experiment
-from cords_dp.presets import config_for
 from cords_dp.report.plots import accuracy_curves
 
 _STRATEGIES: tuple[tuple[str, str, dict[str, float]], ...] = (

@@ -6,7 +6,6 @@ model is not meant for release.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,15 +13,17 @@ import pandas as pd
 from dotmap import DotMap
 from torch.utils.data import Dataset
 
-from cords_dp.config import PrivacySettings
+from cords_dp.config import PrivacySettings, thawed_copy
 from cords_dp.datasets import DATASETS, dataset_name
 from cords_dp.errors import ConfigError
 from cords_dp.mechanisms import pick_probabilities
-from cords_dp.plan import PrivacyPlan
-from cords_dp.planner import build_plan
+from cords_dp.planning import PrivacyPlan, build_plan
 from cords_dp.report.plots import gains_figure
-from cords_dp.selection.last_layer import LastLayerGradients, last_layer_gradients
+from cords_dp.selection import Exponential
+from cords_dp.selection.last_layer import LastLayerGradients, last_layer
 from cords_dp.training import TrainClassifier
+
+_UNIT_CLIPS = PrivacySettings(epsilon=1.0, selection_clip=1.0, validation_clip=1.0)  # gains are in units of their bound
 
 
 def gains_experiment(cfg: DotMap, out: Path, *, not_private: bool, epochs: int = 2) -> pd.DataFrame:
@@ -65,27 +66,26 @@ def gains_table(cfg: DotMap, out: Path, *, epochs: int) -> tuple[pd.DataFrame, P
             split=base.split,
             accountant=base.privacy.accountant,
         )
+        mechanism = Exponential(greedy=greedy)
         plan = build_plan(
             base.shape.strategy,
             privacy,
-            replace(base.selection, mechanism="exponential", greedy=greedy),
+            base.subset,
+            mechanism,
             epochs=total,
             batch_size=shape.batch_size,
             n=shape.n,
             n_validation=shape.n_validation,
-            whole=False,
-            selects=True,
         )
-        assert plan.epsilon0 is not None
-        unit_sensitivity = plan.score_sensitivity / (privacy.selection_clip * privacy.validation_clip)
-        frame[f"{name} (ε₀ = {plan.epsilon0:.2g})"] = pick_probabilities(
-            gains, epsilon0=plan.epsilon0, sensitivity=unit_sensitivity
+        assert plan.selection_noise is not None
+        frame[f"{name} (ε₀ = {plan.selection_noise:.2g})"] = pick_probabilities(
+            gains, epsilon0=plan.selection_noise, sensitivity=mechanism.score_sensitivity(_UNIT_CLIPS)
         )
     return frame, base
 
 
 def _short_run(cfg: DotMap, out: Path, epochs: int) -> DotMap:
-    short = DotMap(cfg.toDict())
+    short = DotMap(thawed_copy(cfg))
     short.train_args.update(num_epochs=epochs, print_every=epochs, results_dir=str(out), device="cpu")
     short.ckpt.update(is_save=False, dir=str(out))
     return short
@@ -99,7 +99,7 @@ def _exact_gains(trainer: TrainClassifier) -> np.ndarray:
     _, criterion = trainer.loss_function()
 
     def gradients(dataset: Dataset) -> LastLayerGradients:
-        return last_layer_gradients(model, criterion, dataset, linear_layer=True, device="cpu")[0]
+        return last_layer(model, criterion, dataset, linear_layer=True, device="cpu").gradients
 
     v = gradients(data.validation).clipped_sum(1.0)
     return gradients(data.train).scores(v / v.norm(), 1.0).double().numpy()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import platform
@@ -14,10 +15,11 @@ import torch
 import yaml
 from dotmap import DotMap
 
-from cords_dp.config import to_plain
+from cords_dp.config import thawed_copy, to_plain
 from cords_dp.distributed import current_world
-from cords_dp.report.statement import privacy_markdown, privacy_report
-from cords_dp.training import TrainClassifier, check_config
+from cords_dp.files import write_durably
+from cords_dp.planning.statement import privacy_markdown, privacy_report
+from cords_dp.training import TrainClassifier, resolve
 
 
 @dataclass(frozen=True)
@@ -53,39 +55,51 @@ class RunResult:
 def run_experiment(cfg: DotMap, out: Path, *, progress: bool = True) -> RunResult:
     """Train as the config says and write everything about the run into ``out``.
 
-    config.yaml (resolved), metrics.csv (a row an evaluated epoch), CORDS' log, privacy.json and privacy.md,
-    model.pt (a plain state_dict), result.json (the summary); subset.json only where the config asks to publish it.
+    config.yaml (resolved: with the batch size and learning rate that were used), metrics.csv (one row per evaluated
+    epoch), CORDS' log, privacy.json and privacy.md, model.pt (a plain state_dict), result.json (the summary);
+    subset.json only where the config asks to publish it. The privacy statement is there before the model is.
     """
-    check_config(cfg)
-    if not current_world().main:
-        return _help_training(cfg, out)
-    out.mkdir(parents=True, exist_ok=True)
-    cfg.train_args.results_dir = cfg.ckpt.dir = str(out)
+    cfg = _into(cfg, out)
+    resolve(cfg)
     trainer = TrainClassifier(cfg)
-    trainer.output_dir, trainer.show_progress = out, progress
-    resolved = to_plain(cfg)
-    (out / "config.yaml").write_text(yaml.safe_dump(resolved, sort_keys=False))
+    trainer.show_progress = progress
+    if not current_world().main:  # the other ranks train along and write nothing
+        trainer.train()
+        return _summary(trainer, out)
+    trainer.output_dir = out
     trainer.train()
-    assert trainer.model is not None
-    torch.save(trainer.model.state_dict(), out / "model.pt")
+    write_durably(out / "config.yaml", yaml.safe_dump(to_plain(trainer.run.config), sort_keys=False))
     trainer.history.to_csv(out / "metrics.csv")
-    if trainer.setup.selection.publish_subset:
-        (out / "subset.json").write_text(json.dumps(sorted(trainer.published_subset())))
-    result = _summary(trainer, out)
     if trainer.plan is not None:
-        report = privacy_report(trainer.plan, trainer.ledger, seed_fixed=trainer.setup.seed is not None)
-        (out / "privacy.json").write_text(json.dumps(report, indent=2))
-        (out / "privacy.md").write_text(privacy_markdown(report))
+        report = privacy_report(
+            trainer.plan, trainer.ledger, seed_fixed=trainer.run.seed is not None, unused_keys=trainer.run.unused
+        )
+        write_durably(out / "privacy.json", json.dumps(report, indent=2))
+        write_durably(out / "privacy.md", privacy_markdown(report))
+    write_durably(out / "model.pt", _weights(trainer))
+    if trainer.run.subset.publish_subset:
+        write_durably(out / "subset.json", json.dumps(sorted(trainer.published_subset())))
+    result = _summary(trainer, out)
     facts = {**asdict(result), "versions": versions()}
-    (out / "result.json").write_text(json.dumps(_json_safe(facts), indent=2))
+    write_durably(out / "result.json", json.dumps(_json_safe(facts), indent=2))
     return result
 
 
-def _help_training(cfg: DotMap, out: Path) -> RunResult:
-    """What the ranks other than 0 do: train along and write nothing."""
-    trainer = TrainClassifier(cfg)
-    trainer.train()
-    return _summary(trainer, out)
+def _into(cfg: DotMap, out: Path) -> DotMap:
+    """A copy of the config whose results, checkpoints and ledger go to ``out``."""
+    copy = thawed_copy(cfg)
+    for section, key in (("train_args", "results_dir"), ("ckpt", "dir")):
+        if not isinstance(copy.get(section, {}), dict):
+            continue  # found and named by resolve
+        copy[section] = {**copy.get(section, {}), key: str(out)}
+    return DotMap(copy)
+
+
+def _weights(trainer: TrainClassifier) -> bytes:
+    assert trainer.model is not None
+    buffer = io.BytesIO()
+    torch.save(trainer.model.state_dict(), buffer)
+    return buffer.getvalue()
 
 
 def _summary(trainer: TrainClassifier, out: Path) -> RunResult:
@@ -93,10 +107,10 @@ def _summary(trainer: TrainClassifier, out: Path) -> RunResult:
     private = plan is not None and not plan.noiseless
     cost = trainer.spent() if private else None
     return RunResult(
-        dataset=trainer.cfg.dataset.name,
-        strategy=trainer.setup.strategy.name,
-        fraction=float(trainer.cfg.dss_args.get("fraction") or 1.0),
-        seed=trainer.setup.seed,
+        dataset=trainer.run.config["dataset"]["name"],
+        strategy=trainer.run.strategy.name,
+        fraction=float(trainer.run.config["dss_args"].get("fraction") or 1.0),
+        seed=trainer.run.seed,
         accuracy=float(history.last("tst_acc", math.nan)),
         loss=float(history.last("tst_loss", math.nan)),
         epsilon=cost.epsilon if cost else math.inf,

@@ -22,6 +22,29 @@ def score_cells(scores: np.ndarray, bins: int) -> np.ndarray:
     return np.clip(((np.asarray(scores, dtype=np.float64) + 1) / 2 * bins).astype(np.int64), 0, bins - 1)
 
 
+def tail_histogram(scores: np.ndarray, labels: np.ndarray, *, classes: int, bins: int) -> tuple[np.ndarray, float]:
+    """R·x for the joint class × score histogram x, and the L2 norm by which one record can move it.
+
+    Formal guarantees
+    -----------------
+    Unit: one record, zero-out. A record with a finite score lies in exactly one cell of x, any other record (a null one
+    included) in none, so zeroing it changes one entry of x by 1 and R·x by one column of R, whose L2 norm is at most
+    that of the first. Released with Gaussian noise in proportion to it, this is one Gaussian event, for any number of
+    classes and thresholds.
+    """
+    scores = np.asarray(scores, dtype=np.float64)
+    counted = np.isfinite(scores)
+    cells = score_cells(np.where(counted, scores, 0.0), bins)[counted]
+    histogram = np.zeros((classes, bins))
+    np.add.at(histogram, (np.asarray(labels)[counted], bins - 1 - cells), 1.0)  # highest scores first
+    return histogram @ _square_root(bins).T, float(np.linalg.norm(root_column(bins)))
+
+
+def tails_from(noisy: np.ndarray) -> np.ndarray:
+    """For each class, the noisy number of scores in cell b or above, b = 0 … bins−1. Post-processing."""
+    return (noisy @ _square_root(noisy.shape[1]).T)[:, ::-1]
+
+
 def noisy_tail_counts(
     scores: np.ndarray,
     labels: np.ndarray,
@@ -31,28 +54,15 @@ def noisy_tail_counts(
     noise_multiplier: float,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """For each class, the noisy number of scores in cell b or above, b = 0 … bins−1.
+    """`tail_histogram`, noise and `tails_from` in one: the law that `Releases.tail_counts` draws from."""
+    factored, sensitivity = tail_histogram(scores, labels, classes=classes, bins=bins)
+    return tails_from(gaussian_release(factored, sensitivity=sensitivity, noise_multiplier=noise_multiplier, rng=rng))
 
-    Formal guarantees
-    -----------------
-    Unit: one record, zero-out. A record with a finite score lies in exactly one cell of the joint class × score
-    histogram x, any other record (a null one included) in none, so zeroing it changes one entry of x by 1 and R·x by
-    one column of R, whose L2 norm is at most that of the first. The release is one Gaussian event with the given
-    noise multiplier, for any number of classes and thresholds.
-    """
-    scores = np.asarray(scores, dtype=np.float64)
-    counted = np.isfinite(scores)
-    cells = score_cells(np.where(counted, scores, 0.0), bins)[counted]
-    histogram = np.zeros((classes, bins))
-    np.add.at(histogram, (np.asarray(labels)[counted], bins - 1 - cells), 1.0)  # highest scores first
-    root = _square_root(bins)
-    noisy = gaussian_release(
-        histogram @ root.T,
-        sensitivity=float(np.linalg.norm(root[:, 0])),
-        noise_multiplier=noise_multiplier,
-        rng=rng,
-    )
-    return (noisy @ root.T)[:, ::-1]
+
+def tail_noise(noise_multiplier: float, bins: int) -> float:
+    """The standard deviation of the noisiest of the tail counts."""
+    column = root_column(bins)
+    return noise_multiplier * float(column @ column)
 
 
 def threshold_for(tail_counts: np.ndarray, target: float) -> float:
@@ -75,6 +85,10 @@ def threshold_for(tail_counts: np.ndarray, target: float) -> float:
 
 @lru_cache(maxsize=16)
 def _square_root(size: int) -> np.ndarray:
-    """R with R·R = the lower triangular matrix of ones: Toeplitz, first column binom(2i, i)/4^i."""
-    column = np.cumprod(np.concatenate([[1.0], 1 - 0.5 / np.arange(1, size)]))
-    return toeplitz(column, np.zeros(size))
+    """R with R·R = the lower triangular matrix of ones: a Toeplitz matrix."""
+    return toeplitz(root_column(size), np.zeros(size))
+
+
+def root_column(size: int) -> np.ndarray:
+    """The first, and longest, column of R: binom(2i, i)/4^i."""
+    return np.cumprod(np.concatenate([[1.0], 1 - 0.5 / np.arange(1, size)]))

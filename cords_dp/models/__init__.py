@@ -3,7 +3,7 @@
 from cords_dp.models.build import build_model, check_model, model_names, register_model
 from cords_dp.models.convolutional import TanhCNN, WideResNet
 from cords_dp.models.private import make_private_ready
-from cords_dp.models.scattering import ScatterCNN, ScatterLinear, with_features
+from cords_dp.models.scattering import ScatterCNN, ScatterLinear
 
 register_model("ScatterLinear", ScatterLinear)
 register_model("ScatterCNN", ScatterCNN)
@@ -16,5 +16,4 @@ __all__ = [
     "make_private_ready",
     "model_names",
     "register_model",
-    "with_features",
 ]

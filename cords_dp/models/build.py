@@ -14,14 +14,16 @@ import torch
 from torch import nn
 
 from cords_dp.datasets import DATASETS, dataset_name
-from cords_dp.errors import ConfigError
+from cords_dp.errors import ConfigError, MechanismError
 
 ModelBuilder = Callable[..., nn.Module]
 _BUILDERS: dict[str, ModelBuilder] = {}
 
 
-def register_model(name: str, builder: ModelBuilder) -> None:
+def register_model(name: str, builder: ModelBuilder, *, force: bool = False) -> None:
     """Make ``model.architecture = name`` build ``builder(num_classes=…, input_shape=…, **model.args)``."""
+    if name in _BUILDERS and not force:
+        raise MechanismError(f"there is a model {name!r} already; pass force=True to replace it")
     _BUILDERS[name] = builder
 
 

@@ -4,28 +4,19 @@ A scattering transform (Mallat) is a fixed function of one image. A small classi
 more from a small privacy budget than a network that must learn its own features (Tramèr & Boneh, 2021). The
 features are normalised with statistics of random images and per image, so no statistic of the data is used.
 
-Features are computed once and kept on disk. A model here takes either images or ready features.
+Features are computed once and kept on disk (`datasets.features`). A model here takes images or ready features.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 from collections.abc import Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from filelock import FileLock
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import Dataset
-from tqdm import tqdm
-
-from cords_dp.datasets import ArrayDataset
 
 _BATCH = 256
 _PRIOR_IMAGES = 512
@@ -40,9 +31,12 @@ class Scattering(nn.Module):
     correlation is taken out. Then each image is scaled to mean square 1, by itself.
     """
 
+    name = "scattering"
+
     def __init__(self, input_shape: Sequence[int]):
         super().__init__()
         self.input_shape = tuple(input_shape)
+        self.settings = ("J=2, 1/f prior", _WHITENING, self.input_shape)  # names the features on disk
         channels, height, width = self.input_shape
         self.feature_shape = (81 * channels, height // 4, width // 4)
 
@@ -142,67 +136,3 @@ class ScatterCNN(nn.Module):
 
     def get_embedding_dim(self) -> int:
         return self.features
-
-
-# --- features on disk ------------------------------------------------------------------------------
-
-
-class FeatureDataset(Dataset):
-    """Ready features of a dataset's records, read from disk in half precision."""
-
-    def __init__(self, features: np.ndarray, source: ArrayDataset):
-        self.features, self.source = torch.from_numpy(features), source
-
-    @property
-    def targets(self) -> Tensor:
-        return self.source.targets
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        x, y = self.batch([index])
-        return x[0], y[0]
-
-    def batch(self, indices: Sequence[int] | np.ndarray | Tensor) -> tuple[Tensor, Tensor]:
-        rows = self.source.rows[torch.as_tensor(indices, dtype=torch.int64)]
-        return self.features[rows].float(), self.source.all_targets[rows]
-
-
-def with_features(dataset: Dataset, transform: Scattering, cache: Path, *, progress: bool = True) -> Dataset:
-    """The dataset with every record passed through ``transform``: computed once, in bounded memory.
-
-    The features of all published records are kept, so that every split of them finds its own. The file is
-    named after the records' bytes and the transform. Datasets of other kinds are left as they are; the model
-    then transforms each batch anew.
-    """
-    if not isinstance(dataset, ArrayDataset):
-        return dataset
-    path = cache / f"scattering-{_fingerprint(dataset, transform)}.npy"
-    if not path.is_file():
-        cache.mkdir(parents=True, exist_ok=True)
-        with FileLock(path.with_suffix(".lock")):  # two runs that start together compute them once
-            if not path.is_file():
-                temporary = path.with_suffix(".tmp.npy")
-                _write_features(dataset, transform, temporary, progress)
-                os.replace(temporary, path)
-    # "c": mapped, so that all processes share one copy in memory, and never written back
-    return FeatureDataset(np.load(path, mmap_mode="c"), dataset)
-
-
-def _fingerprint(dataset: ArrayDataset, transform: Scattering) -> str:
-    settings = json.dumps(["J=2, 1/f prior", _WHITENING, transform.input_shape, dataset.constants])
-    digest = hashlib.sha256(settings.encode())
-    digest.update(dataset.x.numpy().tobytes())
-    return digest.hexdigest()[:24]
-
-
-def _write_features(dataset: ArrayDataset, transform: Scattering, path: Path, progress: bool) -> None:
-    total = len(dataset.x)
-    store = np.lib.format.open_memmap(path, mode="w+", dtype=np.float16, shape=(total, *transform.feature_shape))
-    with tqdm(total=total, unit="img", desc="scattering", disable=not progress, leave=False) as bar:
-        for start in range(0, total, _BATCH):
-            rows = torch.arange(start, min(start + _BATCH, total))
-            store[start : start + len(rows)] = transform(dataset.read(rows)[0]).numpy().astype(np.float16)
-            bar.update(len(rows))
-    store.flush()

@@ -1,16 +1,26 @@
-"""Private subset selection: GLISTER-DP's mechanisms, and scores of any kind."""
+"""Private subset selection: the mechanisms, and scores of any kind. Importing it registers those that come with us."""
 
-from cords_dp.selection.glister import GLISTERDPStrategy
-from cords_dp.selection.match import MatchStrategy
+from cords_dp.planning.mechanism import register_mechanism
+from cords_dp.selection.context import Records, SelectionContext, Selector
+from cords_dp.selection.exponential import Exponential
+from cords_dp.selection.match import Match
+from cords_dp.selection.pool import Pool, checked_pool
 from cords_dp.selection.scores import register_score
-from cords_dp.selection.threshold import ThresholdStrategy
-from cords_dp.selection.top_k import TopKStrategy
+from cords_dp.selection.threshold import Threshold
+from cords_dp.selection.top_k import TopK
 
-STRATEGIES = {
-    "match": MatchStrategy,
-    "threshold": ThresholdStrategy,
-    "top_k": TopKStrategy,
-    "exponential": GLISTERDPStrategy,
-}
+for _mechanism in (Match, Threshold, TopK, Exponential):  # the first that suits a config is its default
+    register_mechanism(_mechanism)
 
-__all__ = ["STRATEGIES", "GLISTERDPStrategy", "MatchStrategy", "ThresholdStrategy", "TopKStrategy", "register_score"]
+__all__ = [
+    "Exponential",
+    "Match",
+    "Pool",
+    "Records",
+    "SelectionContext",
+    "Selector",
+    "Threshold",
+    "TopK",
+    "checked_pool",
+    "register_score",
+]

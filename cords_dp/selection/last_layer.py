@@ -7,6 +7,7 @@ inner products and sums follow from ``r`` and ``h``; the n × classes·(dim+1) m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -15,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from cords_dp.dataloaders.poisson import sequential_batches
+from cords_dp.datasets import sequential_batches
+from cords_dp.errors import ConfigError
 from cords_dp.mechanisms import clip_factors, finite_or_zero
 
 LossPerExample = Callable[[Tensor, Tensor], Tensor]
@@ -61,7 +63,19 @@ class LastLayerGradients:
         return total.to(weighted)
 
 
-def last_layer_gradients(
+@dataclass(frozen=True)
+class LastLayer:
+    """What the last layer sees of many records: gradients as factors, logits, labels."""
+
+    gradients: LastLayerGradients
+    logits: Tensor
+    labels: Tensor
+
+    def rows(self, index: Tensor) -> LastLayer:
+        return LastLayer(self.gradients.rows(index), self.logits[index], self.labels[index])
+
+
+def last_layer(
     model: nn.Module,
     loss: LossPerExample,
     dataset: Dataset,
@@ -69,11 +83,11 @@ def last_layer_gradients(
     linear_layer: bool,
     device: str,
     projection: int | None = None,
-) -> tuple[LastLayerGradients, Tensor, Tensor]:
+) -> LastLayer:
     """Gradients, logits and labels of every record at the model's current weights.
 
-    With ``projection`` the last layer's input is multiplied by a public random matrix to that many dimensions,
-    which nearly keeps inner products.
+    ``linear_layer`` False leaves the layer's biases only, as CORDS has it. With ``projection`` the last layer's input
+    is multiplied by a public random matrix to that many dimensions, which nearly keeps inner products.
     """
     model.eval()  # dropout would make a record's score depend on chance
     residuals, inputs, logits, labels = [], [], [], []
@@ -89,7 +103,8 @@ def last_layer_gradients(
         inputs.append(finite_or_zero(torch.cat([ones, embedding], dim=1) if linear_layer else ones))
         logits.append(out.detach())
         labels.append(y)
-    return LastLayerGradients(torch.cat(residuals), torch.cat(inputs)), torch.cat(logits), torch.cat(labels)
+    gradients = LastLayerGradients(torch.cat(residuals), torch.cat(inputs))
+    return LastLayer(gradients, torch.cat(logits), torch.cat(labels))
 
 
 @lru_cache(maxsize=4)
@@ -104,3 +119,29 @@ def logit_gradients(logits: Tensor, labels: Tensor, loss: LossPerExample) -> Ten
         leaf = logits.detach().requires_grad_()
         (gradient,) = torch.autograd.grad(loss(leaf, labels).sum(), leaf)
     return gradient
+
+
+def moved_sum(layer: LastLayer, loss: LossPerExample, clip: float, move: Tensor | None = None) -> Tensor:
+    """``Σ_j clip(g_j)`` at last-layer weights moved by ``−move``: GLISTER's greedy step. One record's part ≤ clip."""
+    if move is None:
+        return layer.gradients.clipped_sum(clip)
+    logits = layer.logits - layer.gradients.a @ move.T
+    return LastLayerGradients(logit_gradients(logits, layer.labels, loss), layer.gradients.a).clipped_sum(clip)
+
+
+def to_norm(v: Tensor, norm: float) -> Tensor:
+    """``v`` stretched or shrunk to the given norm: the largest scores that the same sensitivity pays for."""
+    length = float(v.norm())
+    if not math.isfinite(length) or length == 0:
+        return torch.zeros_like(v)
+    return v * (norm / length)
+
+
+def check_selection_type(kind: str) -> None:
+    """CORDS' ``selection_type``: what has a proved sensitivity."""
+    if kind not in ("Supervised", "PerClass"):
+        raise ConfigError(
+            "dss_args.selection_type",
+            kind,
+            "no sensitivity is proved for it under differential privacy; use 'Supervised'",
+        )

@@ -1,4 +1,4 @@
-"""Matching the validation set: records are drawn so that what is trained on looks like V.
+"""`match`: records are drawn so that what is trained on looks like the validation set.
 
 GLISTER wants the subset on which training lowers the validation loss most. Its greedy gains vanish in every direction
 once the subset's mean gradient equals the validation set's, so `match` aims there at once instead of picking greedily.
@@ -35,19 +35,29 @@ normaliser come from the public n, k, B and c; chances, weights and batches are 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cords_dp.mechanisms import gaussian_release
-from cords_dp.mechanisms.quantile import noisy_tail_counts
-from cords_dp.selection.glister import GLISTERDPStrategy
-from cords_dp.selection.last_layer import LastLayerGradients
+from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, gaussian
+from cords_dp.config.settings import PrivacySettings, SubsetSettings
+from cords_dp.config.values import flag, number, whole
+from cords_dp.errors import ConfigError
+from cords_dp.mechanisms.quantile import tail_noise
+from cords_dp.mechanisms.releases import Releases
+from cords_dp.planning.mechanism import Mechanism, Release, SelectionNoise
+from cords_dp.planning.schedule import EpochPlan, Sizes, subset_schedule
+from cords_dp.selection.context import Records, SelectionContext, Selector, Weights
+from cords_dp.selection.last_layer import LastLayerGradients, check_selection_type
+from cords_dp.selection.pool import Pool
+from cords_dp.selection.scores import get_score
 
+_SUM, _TAILS, _VALIDATION = "sum", "tail counts", "validation sum"
 _SHRINKAGE = 2.0  # ρ² below twice what noise explains counts as no difference; its spread is far below twice
 _STEEPEST = 12.0  # largest t: e^24 between the best and the worst record
 _MASS_MATCHED = 0.75  # share of the tilted mass that is matched exactly; the highest scores may be capped
@@ -73,86 +83,172 @@ class Tilt:
         return np.exp(np.minimum(0.0, lower + tilted) - np.minimum(0.0, self.log_fill + tilted))
 
 
-class MatchStrategy(GLISTERDPStrategy):
-    """`select` returns all records with their weights, and leaves each record's chance to be used in ``chances``."""
+@dataclass(frozen=True, kw_only=True)
+class Match(Mechanism):
+    """Looks at the records once a run, before training, so ``select_every`` means nothing to it.
+
+    projection: dimensions that the last layer's input is projected to; noise grows with them.
+    bins: cells of the score histogram on [−1, 1].
+    concentration: how many times as often as in a uniform draw a record may come, from 1 to 1/fraction. Noise grows
+        with it, wasted gradients fall. Left out it is the cube root of n/k.
+    score, linear_layer, selection_type: as in CORDS' GLISTER; only its own score, for all records together.
+    """
+
+    name: ClassVar[str] = "match"
+    summary: ClassVar[str] = (
+        "little: every step draws records that together resemble the validation set, inside the training mechanism; "
+        "one noisy sum and one noisy histogram are released"
+    )
+    suits_whom: ClassVar[str] = "whoever wants the model"
+    secret_pool: ClassVar[bool] = True
+    default_split: ClassVar[float] = 0.9
+    privacy_keys: ClassVar[frozenset[str]] = frozenset({"split", "validation_noise"})
+
+    projection: int = 8
+    bins: int = 128
+    concentration: float | None = None
+    score: str = "glister"
+    linear_layer: bool = True
+    selection_type: str = "Supervised"
+
+    @classmethod
+    def suits(cls, keys: Mapping[str, Any]) -> bool:
+        return keys.get("score") in (None, "glister")
+
+    @property
+    def reads_validation(self) -> bool:
+        return True
+
+    def check(self, privacy: PrivacySettings, subset: SubsetSettings) -> None:
+        get_score(self.score)
+        check_selection_type(self.selection_type)
+        if self.score != "glister" or self.selection_type == "PerClass":
+            raise ConfigError(
+                "dss_args.mechanism",
+                self.name,
+                "matches gradients and class shares by itself; for another score or per-class quotas use 'threshold'",
+            )
+        whole("dss_args.projection", self.projection)
+        whole("dss_args.bins", self.bins)
+        flag("dss_args.linear_layer", self.linear_layer)
+        if self.concentration is not None:
+            number(
+                "dss_args.concentration",
+                self.concentration,
+                low=1,
+                high=(1 + 1e-6) / subset.fraction,  # a fixed subset of k records comes n/k times as often
+                low_included=True,
+                high_included=True,
+            )
+
+    def schedule(self, sizes: Sizes, subset: SubsetSettings, epochs: int) -> tuple[EpochPlan, ...]:
+        """One selection, before the pool is first used; every step then draws from all of D."""
+        concentration = (sizes.n / sizes.k) ** (1 / 3) if self.concentration is None else self.concentration
+        rate = min(sizes.batch_size / sizes.k, concentration * sizes.batch_size / sizes.n)
+        return subset_schedule(sizes, subset, epochs, rate=rate, selects=lambda epoch, first: epoch == first)
+
+    def draws_from(self, n: int, k: int) -> int:
+        return n
+
+    def releases(self, noise: SelectionNoise, privacy: PrivacySettings, sizes: Sizes) -> tuple[Release, ...]:
+        on_d = gaussian(noise.on_training)
+        on_v = None if noise.on_validation is None else gaussian(noise.on_validation)
+        return (
+            Release(_SUM, TRAINING_DATA, on_d, 1.0, "the sum of unit gradients; 1 (one unit gradient)"),
+            Release(_TAILS, TRAINING_DATA, on_d, 1.0, "tail counts of scores; 1 (one histogram cell)"),
+            Release(_VALIDATION, VALIDATION_DATA, on_v, 1.0, "the sum of unit gradients; 1 (one unit gradient)"),
+        )
+
+    def price_in_words(self, price: Callable[[float], float], sizes: Sizes, rate: float) -> str:
+        concentration = rate * sizes.n / sizes.batch_size
+        uniform, fixed = price(sizes.batch_size / sizes.n), price(sizes.batch_size / sizes.k)
+        return (
+            f"Since a record may be drawn {concentration:.2f} times as often as in a uniform draw from all records, "
+            f"the noise is {_compared(uniform)} that of such a draw; it is {_compared(fixed)} that of a fixed subset "
+            f"of {sizes.k} records."
+        )
+
+    def build(self, context: SelectionContext) -> Selector:
+        return MatchSelector(self, context)
+
+
+def _compared(excess: float) -> str:
+    return f"{100 * abs(excess):.0f} % {'above' if excess >= 0 else 'below'}"
+
+
+class MatchSelector:
+    """Hands over all records with their chances and weights."""
 
     released: Tilt | None = None
 
-    def select(self, budget: int, model_params: dict[str, Any]) -> tuple[list[int], Tensor]:
-        self._charge_round()
-        self._describe(model_params)
-        self.released = self._release()
-        return self._apply(self.released)
+    def __init__(self, mechanism: Match, context: SelectionContext):
+        self.mechanism, self.context = mechanism, context
 
-    def _apply(self, tilt: Tilt) -> tuple[list[int], Tensor]:
-        scores = self._scores(tilt.direction)
-        self.chances = tilt.chances(scores)
-        return list(range(len(scores))), torch.from_numpy(tilt.weights(scores)).float()
+    def select(self, weights: Weights, releases: Releases) -> Pool:
+        self.describe(weights)
+        self.released = self._release(releases)
+        return self._pool(self.released)
 
-    # -- what is released -----------------------------------------------------------------------------
+    def state(self) -> dict[str, Any]:
+        assert self.released is not None
+        return {"weights": dict(self._weights), "tilt": asdict(self.released)}
 
-    def _release(self) -> Tilt:
-        n, sigma = self.N_trn, self.plan.sigma_selection or 0.0
-        target = self._noisy_mean(_sum(self._validation), sensitivity=1.0)
-        total = gaussian_release(
-            _sum(self._gradients).double().cpu().numpy(), sensitivity=1.0, noise_multiplier=sigma, rng=self._rng
-        )
-        difference = target - torch.from_numpy(total).to(target) / n
-        length = float(difference.norm())
-        direction = difference / max(length, 1e-12)
-        tails = noisy_tail_counts(
-            self._scores(direction),
-            np.zeros(n, dtype=np.int64),
-            classes=1,
-            bins=self.plan.selection.bins,
-            noise_multiplier=sigma,
-            rng=self._rng,
-        )[0]
-        kept = max(0.0, 1 - _SHRINKAGE * self._explained_by_noise(direction.numel()) / max(length**2, 1e-24))
-        counts, scores = score_histogram(tails, noise=tail_noise(sigma, len(tails)))
-        wanted = float((target * direction).sum()) - (1 - kept) * length
-        strength = tilt_strength(counts, scores, wanted) if kept else 0.0
-        fill, match = chance_scales(counts, strength * scores, share=1 / self.plan.concentration)
-        return Tilt(direction, strength, fill, match)
+    def restore(self, state: dict[str, Any]) -> Pool:
+        self.describe(state["weights"])
+        self.released = Tilt(**state["tilt"])
+        return self._pool(self.released)
 
-    def _explained_by_noise(self, dimension: int) -> float:
-        """E‖ρ‖² where D and V have one distribution: the releases' noise and, at most, the sampling's."""
-        on_d = (self.plan.sigma_selection or 0.0) / self.N_trn
-        on_v = (self.plan.sigma_validation or 0.0) / max(1, self.N_val)
-        return dimension * (on_d**2 + on_v**2) + 1 / self.N_trn + 1 / max(1, self.N_val)
+    def _pool(self, tilt: Tilt) -> Pool:
+        scores = self.scores(tilt.direction)
+        return Pool(np.arange(len(scores)), weights=tilt.weights(scores), chances=tilt.chances(scores))
 
     # -- records --------------------------------------------------------------------------------------
 
-    def _describe(self, weights: dict[str, Any]) -> None:
-        self._released_weights = weights
-        self.update_model(weights)
-        self.compute_gradients()
+    def describe(self, weights: Weights) -> None:
+        """φ of every record of D and of V."""
+        assert self.context.validation is not None
+        self._weights = weights
+        self.training = self._unit_gradients(self.context.training, weights)
+        self.validation = self._unit_gradients(self.context.validation, weights)
 
-    def _last_layer(self, dataset: Any) -> tuple[LastLayerGradients, Tensor, Tensor]:
-        gradients, logits, labels = super()._last_layer(dataset)
-        return uniform_gradients(gradients.a, labels, self.num_classes), logits, labels
+    def _unit_gradients(self, records: Records, weights: Weights) -> LastLayerGradients:
+        mechanism = self.mechanism
+        layer = records.at(weights, linear_layer=mechanism.linear_layer, projection=mechanism.projection)
+        return uniform_gradients(layer.gradients.a, layer.labels, self.context.num_classes)
 
-    @property
-    def _projection(self) -> int | None:
-        return self.plan.selection.projection
-
-    def _scores(self, direction: Tensor) -> np.ndarray:
+    def scores(self, direction: Tensor) -> np.ndarray:
         """⟨φ_j, direction⟩ ∈ [−1, 1]."""
-        g = self._gradients
+        g = self.training
         return (g.r * (g.a @ direction.to(g.a).T)).sum(dim=1).double().clamp(-1.0, 1.0).cpu().numpy()
 
-    # -- resuming -------------------------------------------------------------------------------------
+    # -- what is released -----------------------------------------------------------------------------
 
-    def state(self) -> dict[str, Any]:
-        """Released values only: what a checkpoint may hold instead of the members."""
-        assert self.released is not None
-        return {"weights": self._released_weights, "tilt": {**asdict(self.released)}}
+    def _release(self, releases: Releases) -> Tilt:
+        n, n_validation = len(self.training), max(1, len(self.validation))
+        target = self._noisy_sum(releases, _VALIDATION, self.validation) / n_validation
+        difference = target - self._noisy_sum(releases, _SUM, self.training) / n
+        length = float(difference.norm())
+        direction = difference / max(length, 1e-12)
+        bins, labels = self.mechanism.bins, np.zeros(n, dtype=np.int64)
+        (tails,) = releases.tail_counts(_TAILS, self.scores(direction), labels, classes=1, bins=bins)
+        explained = self._explained_by_noise(releases, direction.numel())
+        kept = max(0.0, 1 - _SHRINKAGE * explained / max(length**2, 1e-24))
+        noise = tail_noise(releases.noise_multiplier(_TAILS), bins)
+        counts, scores = score_histogram(tails, noise=noise)
+        wanted = float((target * direction).sum()) - (1 - kept) * length
+        strength = tilt_strength(counts, scores, wanted) if kept else 0.0
+        fill, match = chance_scales(counts, strength * scores, share=1 / self.context.plan.concentration)
+        return Tilt(direction, strength, fill, match)
 
-    def members_from(self, state: dict[str, Any]) -> tuple[list[int], Tensor]:
-        """What `select` returned, recomputed from a checkpoint. Nothing new is released."""
-        self._describe(state["weights"])
-        self.released = Tilt(**state["tilt"])
-        return self._apply(self.released)
+    def _noisy_sum(self, releases: Releases, name: str, gradients: LastLayerGradients) -> Tensor:
+        total = gradients.r.double().T @ gradients.a.double()  # float32 would lose whole records in a long sum
+        return torch.from_numpy(releases.gaussian(name, total.cpu().numpy())).to(gradients.r)
+
+    def _explained_by_noise(self, releases: Releases, dimension: int) -> float:
+        """E‖ρ‖² where D and V have one distribution: the releases' noise and, at most, the sampling's."""
+        n, n_validation = len(self.training), max(1, len(self.validation))
+        on_d, on_v = releases.noise_multiplier(_SUM) / n, releases.noise_multiplier(_VALIDATION) / n_validation
+        return dimension * (on_d**2 + on_v**2) + 1 / n + 1 / n_validation
 
 
 # --- one record at a time --------------------------------------------------------------------------
@@ -171,17 +267,7 @@ def uniform_gradients(inputs: Tensor, labels: Tensor, classes: int) -> LastLayer
     return LastLayerGradients(r * (1 - 1e-6), a)  # rounding must not carry a length past 1
 
 
-def _sum(gradients: LastLayerGradients) -> Tensor:
-    return gradients.r.double().T @ gradients.a.double()  # float32 would lose whole records in a long sum
-
-
 # --- post-processing of noisy tail counts ------------------------------------------------------------
-
-
-def tail_noise(sigma: float, bins: int) -> float:
-    """The standard deviation of the noisiest of `noisy_tail_counts`."""
-    column = np.cumprod(np.concatenate([[1.0], 1 - 0.5 / np.arange(1, bins)]))
-    return sigma * float(column @ column)
 
 
 def score_histogram(tails: np.ndarray, *, noise: float) -> tuple[np.ndarray, np.ndarray]:

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from cords_dp.errors import ConfigError
+from cords_dp.errors import ConfigError, MechanismError
 from cords_dp.mechanisms import finite_or_zero
-from cords_dp.selection.last_layer import LastLayerGradients
+from cords_dp.mechanisms.releases import Releases
+from cords_dp.selection.context import Records, SelectionContext, Weights
+from cords_dp.selection.last_layer import LastLayer, LastLayerGradients, moved_sum, to_norm
 
 # (loss gradient at the logits, unit input of the last layer, released direction or zeros) → score
 RecordScore = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -34,13 +38,15 @@ class Score:
 _SCORES: dict[str, Score] = {}
 
 
-def register_score(name: str, of_record: RecordScore, *, uses_validation: bool = False) -> Score:
+def register_score(name: str, of_record: RecordScore, *, uses_validation: bool = False, force: bool = False) -> Score:
     """Make ``dss_args.score = name`` select by ``of_record(r, a, v)``.
 
     ``r``: the gradient of the record's loss at the logits (softmax − one-hot for cross-entropy); ``a``: the input of
     the last layer with a leading 1, scaled to norm 1; ``v``: the released validation gradient of norm 1, classes ×
     len(a), or zeros where ``uses_validation`` is false. Return a number; it is clamped to [−1, 1].
     """
+    if name in _SCORES and not force:
+        raise MechanismError(f"there is a score {name!r} already; pass force=True to replace it")
     _SCORES[name] = Score(name, of_record, uses_validation)
     return _SCORES[name]
 
@@ -64,6 +70,62 @@ def score_records(score: Score, gradients: LastLayerGradients, v: Tensor) -> Ten
 def unit_gradient(r: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
     """The factors of a record's gradient at length below 1, as automatic clipping leaves it in DP-SGD."""
     return r / (r.norm() + 0.01), a
+
+
+class ScoringKeys(Protocol):
+    """The keys of a mechanism that scores records."""
+
+    @property
+    def score(self) -> str: ...
+    @property
+    def projection(self) -> int: ...
+    @property
+    def linear_layer(self) -> bool: ...
+
+
+class ScoredRecords:
+    """D and V at released weights, through a projected last layer with inputs of norm 1."""
+
+    def __init__(self, keys: ScoringKeys, context: SelectionContext, weights: Weights):
+        self.score, self.context = get_score(keys.score), context
+
+        def seen(records: Records) -> LastLayer:
+            layer = records.at(weights, linear_layer=keys.linear_layer, projection=keys.projection)
+            return LastLayer(layer.gradients.with_unit_inputs(), layer.logits, layer.labels)
+
+        self.training = seen(context.training)
+        self.validation = None if context.validation is None else seen(context.validation)
+
+    @property
+    def labels(self) -> np.ndarray:
+        return self.training.labels.cpu().numpy()
+
+    def zeros(self) -> Tensor:
+        gradients = self.training.gradients
+        return gradients.r.new_zeros(gradients.r.shape[1], gradients.a.shape[1])
+
+    def scores(self, v: Tensor) -> np.ndarray:
+        return score_records(self.score, self.training.gradients, v).double().cpu().numpy()
+
+    def direction(self, releases: Releases, name: str, move: Tensor | None = None) -> Tensor:
+        """v of norm 1 at weights moved by ``−move``; zeros for a score that does not read V."""
+        if self.validation is None or not self.score.uses_validation:
+            return self.zeros()
+        clip = self.context.plan.privacy.validation_clip
+        total = moved_sum(self.validation, self.context.training.loss, clip, move)
+        noisy = releases.gaussian(name, total.double().cpu().numpy())
+        return to_norm(torch.from_numpy(noisy).to(total), 1.0)
+
+    def unit_sum(self, members: np.ndarray) -> Tensor:
+        """Σ of the members' gradients at length below 1, in float64."""
+        rows = self.training.gradients.rows(torch.from_numpy(np.flatnonzero(members)))
+        direction, inputs = unit_gradient_rows(rows)
+        return direction.double().T @ inputs.double()
+
+
+def unit_gradient_rows(gradients: LastLayerGradients) -> tuple[Tensor, Tensor]:
+    """`unit_gradient` of many records."""
+    return gradients.r / (gradients.r.norm(dim=1, keepdim=True) + 0.01), gradients.a
 
 
 def _glister(r: Tensor, a: Tensor, v: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Selection inside the training mechanism: the subset never leaves it, so it is not paid for.
+"""`threshold`: selection inside the training mechanism: the subset never leaves it, so it is not paid for.
 
 A selection releases a short list of pairs (v_g, τ_g), g = 1 … G. A record is a member of the pool if its own coin
 says so, or if for some g its score ⟨ĝ_j, v_g⟩ reaches τ_g. Training then draws Poisson batches from the members.
@@ -17,7 +17,7 @@ Paid for, in the ledger of D, G thresholds and the sums before them, each one Ga
 * the sum of the newest members' unit gradients, each of norm below 1, along which v moves: GLISTER's greedy step. The
   first is the sum over the records that the coins chose, if any, so that the thresholds complete what they brought.
 
-Paid for, in the ledger of V: each v_g (`GLISTERDPStrategy._noisy_mean`).
+Paid for, in the ledger of V: each v_g (sensitivity C_v).
 
 Scores and sums use a public random projection of the last layer's input, because the noise of a release grows with its
 dimension.
@@ -26,153 +26,180 @@ dimension.
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from cords_dp.mechanisms import gaussian_release
-from cords_dp.mechanisms.quantile import noisy_tail_counts, threshold_for
-from cords_dp.selection.glister import GLISTERDPStrategy, _to_norm
-from cords_dp.selection.last_layer import LastLayerGradients, logit_gradients
-from cords_dp.selection.scores import get_score, score_records
+from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, gaussian
+from cords_dp.config.settings import PrivacySettings, SubsetSettings
+from cords_dp.config.values import flag, number, whole
+from cords_dp.mechanisms.quantile import threshold_for
+from cords_dp.mechanisms.releases import Releases
+from cords_dp.planning.mechanism import Mechanism, Release, SelectionNoise
+from cords_dp.planning.schedule import Sizes
+from cords_dp.selection.context import SelectionContext, Selector, Weights
+from cords_dp.selection.last_layer import check_selection_type
+from cords_dp.selection.pool import Pool
+from cords_dp.selection.scores import ScoredRecords, get_score
 
 _BLIND_SHARE = 0.9
+_THRESHOLDS, _SUMS, _VALIDATION = "thresholds", "sums", "validation gradient"
 Released = list[tuple[Tensor, np.ndarray]]
 
 
-class ThresholdStrategy(GLISTERDPStrategy):
-    """`select` returns the members of a secret pool of about k records."""
+@dataclass(frozen=True, kw_only=True)
+class Threshold(Mechanism):
+    """A secret pool of the highest scores. Defaults were chosen on MNIST with five classes cut to 10 %.
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self.score = get_score(self.plan.selection.score)
-        self.released: Released = []
-        self._released_weights: dict[str, Tensor] = {}
+    score: ``glister``, ``el2n``, ``grad_norm`` or a registered one.
+    greedy_rounds: how often a selection moves the validation gradient along the records chosen so far.
+    greedy_step: how far, in logits, the whole pool would move it.
+    exploration: the share of the pool drawn by coins, without looking: selection then cannot hurt much. Raised to 0.9
+        where the data are so few that the releases would be mostly noise; 0 switches coins off.
+    projection: dimensions that the last layer's input is projected to; noise grows with them.
+    bins: cells of the score histogram on [−1, 1].
+    linear_layer, selection_type: as in CORDS' GLISTER; ``PerClass`` has a threshold for each class.
+    """
 
-    def select(self, budget: int, model_params: dict[str, Any]) -> tuple[list[int], Tensor]:
-        self._charge_round()
-        self._score_model(model_params)
-        coins = self._coins()
-        self.released = self._release(coins)
-        members = np.flatnonzero(self.membership(self.released, coins))
-        return members.tolist(), torch.ones(len(members))
+    name: ClassVar[str] = "threshold"
+    summary: ClassVar[str] = "little: a few noisy thresholds and sums; for any score (`dss_args.score`)"
+    suits_whom: ClassVar[str] = "whoever has a score of their own"
+    secret_pool: ClassVar[bool] = True
+    privacy_keys: ClassVar[frozenset[str]] = frozenset({"split", "validation_clip", "validation_noise"})
+
+    score: str = "glister"
+    greedy_rounds: int = 3
+    greedy_step: float = 200.0
+    exploration: float = 0.3
+    projection: int = 8
+    bins: int = 128
+    linear_layer: bool = True
+    selection_type: str = "Supervised"
+
+    @property
+    def reads_validation(self) -> bool:
+        return get_score(self.score).uses_validation
+
+    def check(self, privacy: PrivacySettings, subset: SubsetSettings) -> None:
+        get_score(self.score)
+        check_selection_type(self.selection_type)
+        for name in ("greedy_rounds", "projection", "bins"):
+            whole(f"dss_args.{name}", getattr(self, name))
+        number("dss_args.greedy_step", self.greedy_step, low=0, low_included=True)
+        number("dss_args.exploration", self.exploration, low=0, high=1, low_included=True)
+        flag("dss_args.linear_layer", self.linear_layer)
+
+    @property
+    def sums(self) -> int:
+        """Sums in one selection: one before each threshold but the first, whose sum is over what coins chose."""
+        return self.greedy_rounds - (0 if self.exploration else 1)
+
+    def releases(self, noise: SelectionNoise, privacy: PrivacySettings, sizes: Sizes) -> tuple[Release, ...]:
+        def on_d(name: str, count: int, words: str) -> Release:
+            return Release(name, TRAINING_DATA, gaussian(noise.on_training, count), 1.0, words)
+
+        releases = [on_d(_THRESHOLDS, self.greedy_rounds, "tail counts of scores; 1 (one histogram cell)")]
+        if self.sums:
+            releases.append(on_d(_SUMS, self.sums, "sums of unit gradients; 1 (one unit gradient)"))
+        if self.reads_validation:
+            event = None if noise.on_validation is None else gaussian(noise.on_validation, self.greedy_rounds)
+            clip = privacy.validation_clip
+            words = f"the validation gradient; {clip:g} (clip norm)"
+            releases.append(Release(_VALIDATION, VALIDATION_DATA, event, clip, words))
+        return tuple(releases)
+
+    def build(self, context: SelectionContext) -> Selector:
+        return ThresholdSelector(self, context)
+
+
+class ThresholdSelector:
+    """Hands over the members of a secret pool of about k records."""
+
+    def __init__(self, mechanism: Threshold, context: SelectionContext):
+        self.mechanism, self.context, self.released = mechanism, context, list[tuple[Tensor, np.ndarray]]()
+        self.n, self.k = context.plan.shape.n, context.plan.shape.k
+
+    def select(self, weights: Weights, releases: Releases) -> Pool:
+        self.describe(weights)
+        coins = self._coins(self.exploration(releases.noise_multiplier(_THRESHOLDS)))
+        self.released = self._release(releases, coins)
+        return Pool(np.flatnonzero(self.membership(self.released, coins)))
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "weights": dict(self._weights),
+            "directions": [v for v, _ in self.released],
+            "thresholds": [torch.from_numpy(t) for _, t in self.released],
+        }
+
+    def restore(self, state: dict[str, Any]) -> Pool:
+        """The pool with fresh coins."""
+        self.describe(state["weights"])
+        self.released = [(v, t.numpy()) for v, t in zip(state["directions"], state["thresholds"], strict=True)]
+        coins = self._coins(self.exploration(self.context.plan.selection_noise or 0.0))  # None: a run without noise
+        return Pool(np.flatnonzero(self.membership(self.released, coins)))
+
+    def describe(self, weights: Weights) -> None:
+        self._weights = weights
+        self.scored = ScoredRecords(self.mechanism, self.context, weights)
 
     def membership(self, released: Released, coins: np.ndarray) -> np.ndarray:
         """Who is in the pool: a function of each record, its coin and released values."""
         member = coins.copy()
-        labels = self._labels.cpu().numpy()
+        labels = self.scored.labels
         for v, thresholds in released:
-            member |= self._scores(v) >= thresholds[labels if len(thresholds) > 1 else np.zeros_like(labels)]
+            member |= self.scored.scores(v) >= thresholds[labels if len(thresholds) > 1 else np.zeros_like(labels)]
         return member
 
     # -- what is released -----------------------------------------------------------------------------
 
-    def _release(self, coins: np.ndarray) -> Released:
-        selection = self.plan.selection
-        target = self.plan.shape.k * (1 - self._exploration) / selection.greedy_rounds
+    def _release(self, releases: Releases, coins: np.ndarray) -> Released:
+        mechanism = self.mechanism
+        share = 1 - self.exploration(releases.noise_multiplier(_THRESHOLDS))
+        target = self.k * share / mechanism.greedy_rounds
         released: Released = []
         taken, new = coins.copy(), coins
-        moved = self._gradients.r.new_zeros(self._gradients.r.shape[1], self._gradients.a.shape[1])
-        for number in range(selection.greedy_rounds):
-            if number or selection.exploration:  # counted by plan.gaussian_releases
-                moved = moved + self._noisy_sum(new)
-            v = self._direction(moved)
-            scores = self._scores(v)
-            thresholds = self._thresholds(np.where(taken, np.nan, scores), target)
-            released.append((v, thresholds))
+        moved = self.scored.zeros()
+        for greedy_round in range(mechanism.greedy_rounds):
+            if greedy_round or mechanism.exploration:  # counted by Threshold.sums
+                moved = moved + self._noisy_sum(releases, new)
+            v = self.scored.direction(releases, _VALIDATION, move=mechanism.greedy_step / self.k * moved)
+            scores = np.where(taken, np.nan, self.scored.scores(v))  # records already taken have no cell
+            released.append((v, self._thresholds(releases, scores, target)))
             new = self.membership(released[-1:], np.zeros_like(taken)) & ~taken
             taken |= new
         return released
 
-    def _direction(self, moved: Tensor) -> Tensor:
-        """v at the weights moved along the noisy sums: released by V's mechanism, or a function of public V."""
-        if not self.plan.validation_is_read:
-            return torch.zeros_like(moved)
-        step = self.plan.selection.greedy_step / self.plan.shape.k
-        logits = self._validation_logits - step * (self._validation.a @ moved.T)
-        at_moved = LastLayerGradients(logit_gradients(logits, self._validation_labels, self.loss), self._validation.a)
-        return _to_norm(self._noisy_mean(at_moved.clipped_sum(self.plan.privacy.validation_clip)), 1.0)
-
-    def _thresholds(self, scores: np.ndarray, target: float) -> np.ndarray:
-        """τ for all records, or one for each class; records already taken have no cell (NaN)."""
-        per_class = self.selection_type == "PerClass"
-        labels = self._labels.cpu().numpy() if per_class else np.zeros(len(scores), dtype=np.int64)
-        tails = noisy_tail_counts(
-            scores,
-            labels,
-            classes=self.num_classes if per_class else 1,
-            bins=self.plan.selection.bins,
-            noise_multiplier=self.plan.sigma_selection or 0.0,
-            rng=self._rng,
-        )
+    def _thresholds(self, releases: Releases, scores: np.ndarray, target: float) -> np.ndarray:
+        """τ for all records, or one for each class."""
+        per_class = self.mechanism.selection_type == "PerClass"
+        labels = self.scored.labels if per_class else np.zeros(len(scores), dtype=np.int64)
+        classes = self.context.num_classes if per_class else 1
+        tails = releases.tail_counts(_THRESHOLDS, scores, labels, classes=classes, bins=self.mechanism.bins)
         sizes = np.maximum(tails[:, 0], 0.0)  # noisy class sizes
         shares = sizes / sizes.sum() if per_class and sizes.sum() > 0 else np.full(len(tails), 1 / len(tails))
         return np.array([threshold_for(t, target * share) for t, share in zip(tails, shares, strict=True)])
 
-    def _noisy_sum(self, members: np.ndarray) -> Tensor:
+    def _noisy_sum(self, releases: Releases, members: np.ndarray) -> Tensor:
         """Σ of the members' unit gradients. A record's part has norm below 1."""
-        index = torch.from_numpy(np.flatnonzero(members))
-        r = self._gradients.r[index]
-        total = (r / (r.norm(dim=1, keepdim=True) + 0.01)).double().T @ self._gradients.a[index].double()
-        noisy = gaussian_release(
-            total.double().cpu().numpy(),
-            sensitivity=1.0,
-            noise_multiplier=self.plan.sigma_selection or 0.0,
-            rng=self._rng,
-        )
-        return torch.from_numpy(noisy).to(r)
+        total = self.scored.unit_sum(members)
+        return torch.from_numpy(releases.gaussian(_SUMS, total.cpu().numpy())).to(self.scored.zeros())
 
-    # -- scores ---------------------------------------------------------------------------------------
+    # -- coins ----------------------------------------------------------------------------------------
 
-    def _score_model(self, weights: dict[str, Any]) -> None:
-        self._released_weights = weights
-        self.update_model(weights)
-        self.compute_gradients()
-
-    def _last_layer(self, dataset: Any) -> tuple[LastLayerGradients, Tensor, Tensor]:
-        """Gradients with the last layer's input projected at random and scaled to norm 1, record by record."""
-        gradients, logits, labels = super()._last_layer(dataset)
-        return gradients.with_unit_inputs(), logits, labels
-
-    @property
-    def _projection(self) -> int | None:
-        return self.plan.selection.projection
-
-    def _scores(self, v: Tensor) -> np.ndarray:
-        return score_records(self.score, self._gradients, v).double().cpu().numpy()
-
-    @property
-    def _exploration(self) -> float:
+    def exploration(self, sigma: float) -> float:
         """The share of the pool that coins draw: the configured one, or most of it where scores would be noise.
 
         A sum of k/G unit gradients has norm k/G at most, its noise about σ·√dimension. Where the noise is the longer,
         the data are too few for informed selection at this budget. A rule on public values.
         """
-        share = self.plan.selection.exploration
-        noise = (self.plan.sigma_selection or 0.0) * math.sqrt(self._gradients.r.shape[1] * self._gradients.a.shape[1])
-        too_few = noise > self.plan.shape.k / self.plan.selection.greedy_rounds
+        share = self.mechanism.exploration
+        too_few = sigma * math.sqrt(self.scored.zeros().numel()) > self.k / self.mechanism.greedy_rounds
         return max(share, _BLIND_SHARE) if share and too_few else share
 
-    def _coins(self) -> np.ndarray:
+    def _coins(self, share: float) -> np.ndarray:
         """The share of the pool that is drawn without looking at the records."""
-        rate = self._exploration * self.plan.shape.k / self.plan.shape.n
-        return np.asarray(self._rng.random(self.N_trn) < rate)
-
-    # -- resuming ---------------------------------------------------------------------------------------
-
-    def state(self) -> dict[str, Any]:
-        """Released values only: what a checkpoint may hold instead of the members."""
-        return {
-            "weights": self._released_weights,
-            "directions": [v for v, _ in self.released],
-            "thresholds": [torch.from_numpy(t) for _, t in self.released],
-        }
-
-    def members_from(self, state: dict[str, Any]) -> tuple[list[int], Tensor]:
-        """The pool of a checkpoint, recomputed with fresh coins. Nothing new is released."""
-        self._score_model(state["weights"])
-        self.released = [(v, t.numpy()) for v, t in zip(state["directions"], state["thresholds"], strict=True)]
-        members = np.flatnonzero(self.membership(self.released, self._coins()))
-        return members.tolist(), torch.ones(len(members))
+        return np.asarray(self.context.coins.random(self.n) < share * self.k / self.n)

@@ -1,36 +1,103 @@
-"""A subset to publish, at a price that does not depend on its size.
+"""`top_k`: a subset to publish, at a price that does not depend on its size.
 
 Formal guarantees
 -----------------
 Unit: one record of D, zero-out. ``v`` is frozen, so zeroing record j changes its own score alone, from u_j ∈ [−1, 1]
 to 0: the vector of scores has L2 sensitivity 1. All scores are released once with noise N(0, σ²) each, one Gaussian
-event a selection; the k largest, ties by index, are post-processing, whatever k is. The same noise is never looked at
-again with other scores.
+event per selection; the k largest, ties by index, are post-processing, whatever k is. The same noise is never looked at
+again with other scores. On V, the validation gradient is one Gaussian event of sensitivity C_v.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from cords_dp.mechanisms import gaussian_release
-from cords_dp.selection.threshold import ThresholdStrategy
+from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, gaussian
+from cords_dp.config.settings import PrivacySettings, SubsetSettings
+from cords_dp.config.values import flag, whole
+from cords_dp.errors import ConfigError
+from cords_dp.mechanisms.releases import Releases
+from cords_dp.planning.mechanism import Mechanism, Release, SelectionNoise
+from cords_dp.planning.schedule import Sizes
+from cords_dp.selection.context import SelectionContext, Selector, Weights
+from cords_dp.selection.last_layer import check_selection_type
+from cords_dp.selection.pool import Pool
+from cords_dp.selection.scores import ScoredRecords, get_score
+
+_SCORES, _VALIDATION = "scores", "validation gradient"
 
 
-class TopKStrategy(ThresholdStrategy):
-    """`select` returns the k records whose noisy scores are largest."""
+@dataclass(frozen=True, kw_only=True)
+class TopK(Mechanism):
+    """The k records with the largest noisy scores.
 
-    def select(self, budget: int, model_params: dict[str, Any]) -> tuple[list[int], Tensor]:
-        self._charge_round()
-        self._score_model(model_params)
-        moved = self._gradients.r.new_zeros(self._gradients.r.shape[1], self._gradients.a.shape[1])
-        noisy = self.noisy_scores(self._direction(moved))
-        return np.argsort(-noisy, kind="stable")[:budget].tolist(), torch.ones(budget)
+    score: ``glister``, ``el2n``, ``grad_norm`` or a registered one.
+    projection: dimensions that the last layer's input is projected to.
+    linear_layer, selection_type: as in CORDS' GLISTER; records are ranked all together.
+    """
 
-    def noisy_scores(self, v: Tensor) -> np.ndarray:
-        return gaussian_release(
-            self._scores(v), sensitivity=1.0, noise_multiplier=self.plan.sigma_selection or 0.0, rng=self._rng
-        )
+    name: ClassVar[str] = "top_k"
+    summary: ClassVar[str] = "one Gaussian release per selection, whatever k is"
+    suits_whom: ClassVar[str] = "whoever publishes the subset (`publish_subset=True`)"
+    privacy_keys: ClassVar[frozenset[str]] = frozenset({"split", "validation_clip", "validation_noise"})
+
+    score: str = "glister"
+    projection: int = 8
+    linear_layer: bool = True
+    selection_type: str = "Supervised"
+
+    @property
+    def reads_validation(self) -> bool:
+        return get_score(self.score).uses_validation
+
+    def check(self, privacy: PrivacySettings, subset: SubsetSettings) -> None:
+        get_score(self.score)
+        whole("dss_args.projection", self.projection)
+        flag("dss_args.linear_layer", self.linear_layer)
+        check_selection_type(self.selection_type)
+        if self.selection_type == "PerClass":
+            raise ConfigError(
+                "dss_args.selection_type", "PerClass", "top_k ranks all records together; use 'Supervised'"
+            )
+
+    def releases(self, noise: SelectionNoise, privacy: PrivacySettings, sizes: Sizes) -> tuple[Release, ...]:
+        words = "all scores; 1 (one score in [−1, 1])"
+        scores = Release(_SCORES, TRAINING_DATA, gaussian(noise.on_training), 1.0, words)
+        if not self.reads_validation:
+            return (scores,)
+        event, clip = None if noise.on_validation is None else gaussian(noise.on_validation), privacy.validation_clip
+        words = f"the validation gradient; {clip:g} (clip norm)"
+        return scores, Release(_VALIDATION, VALIDATION_DATA, event, clip, words)
+
+    def build(self, context: SelectionContext) -> Selector:
+        return TopKSelector(self, context)
+
+
+class TopKSelector:
+    """The pool is released and paid for."""
+
+    def __init__(self, mechanism: TopK, context: SelectionContext):
+        self.mechanism, self.context = mechanism, context
+        self.k = context.plan.shape.k
+        self._pool = Pool(np.zeros(0, dtype=np.int64))
+
+    def select(self, weights: Weights, releases: Releases) -> Pool:
+        scored = ScoredRecords(self.mechanism, self.context, weights)
+        noisy = self.noisy_scores(releases, scored, scored.direction(releases, _VALIDATION))
+        self._pool = Pool(np.argsort(-noisy, kind="stable")[: self.k])
+        return self._pool
+
+    def noisy_scores(self, releases: Releases, scored: ScoredRecords, v: Tensor) -> np.ndarray:
+        return releases.gaussian(_SCORES, scored.scores(v))
+
+    def state(self) -> dict[str, Any]:
+        return {"subset": torch.from_numpy(self._pool.indices.copy())}  # released: it was paid for
+
+    def restore(self, state: dict[str, Any]) -> Pool:
+        self._pool = Pool(state["subset"].numpy())
+        return self._pool

@@ -2,28 +2,80 @@
 
 from __future__ import annotations
 
+import io
 import logging
-import os
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from dotmap import DotMap
 from torch import nn
+from torch.optim import Optimizer
 
 from cords_dp.accounting import Ledger
-from cords_dp.errors import CordsDPError
-from cords_dp.plan import PrivacyPlan
+from cords_dp.errors import AccountingError, CordsDPError
+from cords_dp.files import write_durably
+from cords_dp.planning import PrivacyPlan
+from cords_dp.training.averaging import WeightAverage
+from cords_dp.training.evaluation import LABELS, History
 
 _SAFE_CLASSES: list[Any] = [nn.CrossEntropyLoss, nn.MSELoss, set]
 
 
+@dataclass
+class Progress:
+    """What training has come to, and what a checkpoint holds of it: released and public values only."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    scheduler: Any
+    source: Any  # the strategy's loader or pool source
+    average: WeightAverage | None
+    history: History
+
+    def to_dict(self, epoch: int, loss: Any, ledger: Ledger | None) -> dict[str, Any]:
+        """CORDS' keys, and ours. ``ledger`` is None for a run that is not private."""
+        state: dict[str, Any] = {
+            "epoch": epoch,
+            "state_dict": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "loss": loss,
+            "metrics": {name: self.history.column(name) for name in LABELS if self.history.column(name)},
+            "rows": self.history.rows,
+            "scheduler": self.scheduler.state_dict() if self.scheduler is not None else None,
+        }
+        if ledger is not None:
+            state["ledger"] = ledger.id
+            selection = self.source.state() if hasattr(self.source, "state") else None
+            if selection is not None:
+                state["selection"] = selection
+        if self.average is not None:
+            state["average"] = {"state_dict": self.average.model.state_dict(), "steps": self.average.steps}
+        return state
+
+    def load(self, state: Mapping[str, Any]) -> int:
+        """Take over a checkpoint; return the epochs already done."""
+        self.model.load_state_dict(state["state_dict"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.scheduler is not None and state.get("scheduler"):
+            self.scheduler.load_state_dict(state["scheduler"])
+        self.history.rows = list(state.get("rows", []))
+        if "selection" in state:
+            self.source.restore(state["selection"])
+        if hasattr(self.source, "cur_epoch"):  # CORDS' loaders count epochs themselves
+            self.source.cur_epoch = state["epoch"] + 1
+        if self.average is not None and "average" in state:
+            self.average.model.load_state_dict(state["average"]["state_dict"])
+            self.average.steps = int(state["average"]["steps"])
+        return int(state["epoch"])
+
+
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
     """Replace the checkpoint at ``path`` in one rename."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    torch.save(state, temporary)
-    os.replace(temporary, path)
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    write_durably(path, buffer.getvalue())
 
 
 def load_checkpoint(path: Path, device: str) -> dict[str, Any]:
@@ -34,11 +86,11 @@ def load_checkpoint(path: Path, device: str) -> dict[str, Any]:
         raise CordsDPError(f"the checkpoint {path.name} cannot be read: {error}") from error
 
 
-def checkpoint_path(cfg: DotMap, logger: logging.Logger) -> Path:
+def checkpoint_path(config: Mapping[str, Any], logger: logging.Logger) -> Path:
     """Where CORDS keeps its checkpoint: the log folder's path below ``ckpt.dir``."""
     log_file = next(h.baseFilename for h in logger.handlers if isinstance(h, logging.FileHandler))
-    below = Path(log_file).parent.relative_to(Path(cfg.train_args.results_dir).expanduser().resolve())
-    return Path(cfg.ckpt.get("dir") or "results").expanduser().resolve() / below / "model.pt"
+    below = Path(log_file).parent.relative_to(Path(config["train_args"]["results_dir"]).expanduser().resolve())
+    return Path(config["ckpt"].get("dir") or "results").expanduser().resolve() / below / "model.pt"
 
 
 def open_ledger(plan: PrivacyPlan | None, checkpoint: Path, *, resume: bool) -> Ledger:
@@ -54,6 +106,15 @@ def open_ledger(plan: PrivacyPlan | None, checkpoint: Path, *, resume: bool) -> 
     ledger = Ledger(allowance=plan.entries(), path=path, fingerprint=plan.fingerprint)
     ledger.save()
     return ledger
+
+
+def refuse_foreign(state: Mapping[str, Any], ledger: Ledger, path: Path) -> None:
+    """A checkpoint is continued only under the ledger that it was written under."""
+    if state.get("ledger") != ledger.id:
+        raise AccountingError(
+            f"the checkpoint {path.name} was not written under the ledger beside it, so what its weights cost is "
+            "unknown; start afresh in another folder"
+        )
 
 
 def _set_aside(*paths: Path) -> None:

@@ -32,10 +32,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
-from cords_dp.datasets.augment import augmented_views
 from cords_dp.distributed import World, current_world
 from cords_dp.errors import UnsupportedModelError
 from cords_dp.mechanisms import clip_factors, keep_rows
+from cords_dp.training.augment import augmented_views
 
 LossPerExample = Callable[[Tensor, Tensor], Tensor]
 MODES = ("linear", "ghost", "ew", "hooks", "functorch")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 
-from cords_dp.plan import PrivacyPlan
+from cords_dp.planning import PrivacyPlan
 from cords_dp.training.evaluation import History
+from cords_dp.training.run import Run
 
 
 def allowed_metrics(wanted: Sequence[str], plan: PrivacyPlan | None, logger: logging.Logger) -> list[str]:
@@ -23,9 +25,12 @@ def allowed_metrics(wanted: Sequence[str], plan: PrivacyPlan | None, logger: log
     return kept
 
 
-def log_plan(plan: PrivacyPlan | None, logger: logging.Logger) -> None:
+def log_plan(run: Run, plan: PrivacyPlan | None, logger: logging.Logger) -> None:
     if plan is None:
         return
+    if run.unused:
+        by = f"mechanism {run.mechanism.name!r}" if run.mechanism else run.strategy.name
+        logger.info("Keys of the config that %s does not use: %s.", by, ", ".join(run.unused))
     if plan.noiseless:
         logger.warning("privacy.epsilon = inf: clipping and noise are off, this run is not private.")
         return
@@ -53,6 +58,15 @@ def log_results(logger: logging.Logger, kind: str, history: History, shown: Sequ
         if column in shown and history.column(column):
             logger.info("%s: %s", name, " , ".join(str(v) for v in history.column(column)))
     logger.info("Total time taken by %s = %.4f ", kind, seconds)
+
+
+def console_logger() -> logging.Logger:
+    """What a trainer says before its log file is open."""
+    logger = logging.Logger("cords_dp", level=logging.INFO)
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(logging.Formatter("[%(asctime)s] %(name)s %(levelname)s: %(message)s", "%m/%d %H:%M:%S"))
+    logger.addHandler(handler)
+    return logger
 
 
 def own_logger(shared: logging.Logger) -> logging.Logger:

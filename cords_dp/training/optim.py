@@ -11,9 +11,9 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim import lr_scheduler as schedulers
 
-from cords_dp.config import AUTO
+from cords_dp.config.settings import AUTO
 from cords_dp.errors import ConfigError
-from cords_dp.plan import PrivacyPlan
+from cords_dp.planning import PrivacyPlan
 
 _LOGIT_NOISE = 2.5
 OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop")

@@ -8,9 +8,10 @@ import torch
 from scipy import stats
 from torch.utils.data import TensorDataset
 
-from cords_dp.dataloaders import fetch, poisson_batches
-from cords_dp.datasets import ArrayDataset
+from cords_dp.dataloaders import poisson_batches
+from cords_dp.datasets import ArrayDataset, records_at
 from cords_dp.seeding import Streams
+from cords_dp.selection import Pool
 
 ALPHA = 1e-6
 
@@ -21,7 +22,9 @@ def dataset_of(n):
 
 def inclusion_matrix(n, rate, steps, seed=0):
     """steps × n, who was in which batch (each record's feature is its index)."""
-    batches = poisson_batches(dataset_of(n), np.arange(n), rate=rate, steps=steps, rng=np.random.default_rng(seed))
+    batches = poisson_batches(
+        dataset_of(n), Pool.everything(n), rate=rate, steps=steps, rng=np.random.default_rng(seed)
+    )
     matrix = np.zeros((steps, n), dtype=bool)
     for step, (x, _, _) in enumerate(batches):
         matrix[step, x[:, 0].long().numpy()] = True
@@ -62,18 +65,18 @@ def test_two_records_are_included_independently():
 
 def test_the_number_of_batches_is_public_even_when_all_are_empty():
     batches = list(
-        poisson_batches(dataset_of(3), np.array([], dtype=int), rate=0.5, steps=7, rng=np.random.default_rng(0))
+        poisson_batches(dataset_of(3), Pool(np.array([], dtype=int)), rate=0.5, steps=7, rng=np.random.default_rng(0))
     )
     assert len(batches) == 7
     assert all(x.shape == (0, 1) and y.shape == (0,) and w.shape == (0,) for x, y, w in batches)
 
 
-def test_fetch_from_a_plain_torch_dataset():
+def test_records_from_a_plain_torch_dataset():
     plain = TensorDataset(torch.arange(10.0)[:, None], torch.arange(10))
-    x, y = fetch(plain, np.array([3, 1]))
+    x, y = records_at(plain, np.array([3, 1]))
     assert y.tolist() == [3, 1]
     assert x[:, 0].tolist() == [3.0, 1.0]
-    assert fetch(plain, np.array([], dtype=int))[0].shape == (0, 1)
+    assert records_at(plain, np.array([], dtype=int))[0].shape == (0, 1)
 
 
 def test_streams_are_separate_and_repeatable():

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import logging
-
 import numpy as np
 import pytest
 import torch
+from builders import Selecting, data_of, make_plan, spy_on_noise
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
-from torch.utils.data import DataLoader
 
-from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, Ledger, gaussian
-from cords_dp.config import PrivacySettings, SelectionSettings
-from cords_dp.datasets import ArrayDataset
+from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, gaussian
+from cords_dp.accounting.events import merge
 from cords_dp.errors import ConfigError, MechanismError
 from cords_dp.mechanisms import quantile
 from cords_dp.mechanisms.quantile import noisy_tail_counts, score_cells, threshold_for
-from cords_dp.plan import gaussian_releases
-from cords_dp.planner import build_plan
-from cords_dp.selection import STRATEGIES
 from cords_dp.selection.last_layer import LastLayerGradients
-from cords_dp.selection.scores import get_score, register_score, score_records
-
-CE = nn.CrossEntropyLoss(reduction="none")
-
+from cords_dp.selection.scores import ScoredRecords, get_score, register_score, score_records
 
 # --- private quantiles -------------------------------------------------------------------------------------
 
@@ -115,48 +105,13 @@ def test_thresholds_at_the_ends(target, expected):
 # --- a strategy on small data ----------------------------------------------------------------------------------
 
 
-class Net(nn.Module):
-    def __init__(self, dim=6, classes=3):
-        super().__init__()
-        self.body, self.head = nn.Linear(dim, 5), nn.Linear(5, classes)
-
-    def forward(self, x, last=False, freeze=False):
-        embedding = torch.tanh(self.body(x))
-        out = self.head(embedding)
-        return (out, embedding) if last else out
-
-    def get_embedding_dim(self):
-        return 5
+def plan_for(mechanism="threshold", *, n=200, k=60, **changes):
+    return make_plan(mechanism=mechanism, n=n, k=k, n_validation=50, epochs=2, batch_size=10, select_every=1, **changes)
 
 
-def data_of(n, seed, classes=3, dim=6):
-    rng = np.random.default_rng(seed)
-    return ArrayDataset(rng.normal(size=(n, dim)).astype(np.float32), rng.integers(0, classes, n))
-
-
-def plan_for(
-    mechanism="threshold", *, n=200, k=60, validation="private", epsilon=3.0, reads_validation=True, **selection
-):
-    return build_plan(
-        "GLISTERDP",
-        PrivacySettings(epsilon=epsilon, delta=1e-5, validation=validation, accountant="rdp"),
-        SelectionSettings(
-            fraction=k / n + 1e-9, select_every=1, mechanism=mechanism, reads_validation=reads_validation, **selection
-        ),
-        epochs=2, batch_size=10, n=n, n_validation=50, whole=False, selects=True,
-    )  # fmt: skip
-
-
-def strategy_for(plan, seed=0, train=None, selection_type="Supervised"):
-    torch.manual_seed(seed)
-    strategy = STRATEGIES[plan.selection.mechanism](
-        DataLoader(train or data_of(plan.shape.n, seed), batch_size=8), DataLoader(data_of(50, seed + 1), batch_size=8),
-        Net(), CE, 0.1, "cpu", 3, True, selection_type, "Frozen", logging.getLogger("test"), r=1,
-        plan=plan, ledger=Ledger(allowance=plan.entries()),
-        rng=np.random.default_rng(seed), validation_rng=np.random.default_rng(seed + 1),
-    )  # fmt: skip
-    strategy.weights = {k: v.clone() for k, v in strategy.model.state_dict().items()}
-    return strategy
+def scored(selecting, weights=None):
+    plan = selecting.plan
+    return ScoredRecords(plan.mechanism, selecting.selector.context, weights or selecting.weights)
 
 
 @settings(max_examples=40)
@@ -169,34 +124,32 @@ def strategy_for(plan, seed=0, train=None, selection_type="Supervised"):
 )
 def test_replay_with_released_values_frozen_changes_one_record_only(seed, record, selection_type, rounds, score):
     """Change one record: with (θ, v, τ) as released, every other record's membership is bit-identical."""
-    plan = plan_for(n=40, k=20, greedy_rounds=rounds, score=score, reads_validation=score == "glister")
+    plan = plan_for(n=40, k=20, greedy_rounds=rounds, score=score, selection_type=selection_type)
     one = data_of(40, seed)
     changed = data_of(40, seed)
     changed.x[record] = 100 * torch.randn(6, generator=torch.Generator().manual_seed(seed))
     changed.all_targets[record] = (changed.all_targets[record] + 1) % 3
-    first = strategy_for(plan, seed, one, selection_type)
-    first.select(20, first.weights)
-    second = strategy_for(plan, seed, changed, selection_type)
-    second._score_model(first.weights)
+    selecting = Selecting(plan, seed, train=one)
+    selecting.select()
+    first, second = selecting.selector, Selecting(plan, seed, train=changed).selector
+    second.describe(selecting.weights)
     coins = np.zeros(40, dtype=bool)
     here, there = first.membership(first.released, coins), second.membership(first.released, coins)
     others = np.arange(40) != record
     assert np.array_equal(here[others], there[others])
     v = first.released[0][0]
-    assert np.array_equal(first._scores(v)[others], second._scores(v)[others])
+    assert np.array_equal(first.scored.scores(v)[others], second.scored.scores(v)[others])
 
 
 @settings(max_examples=25)
 @given(seed=st.integers(0, 10_000), record=st.integers(0, 39))
 def test_top_k_scores_change_in_one_coordinate_by_at_most_one(seed, record):
     plan = plan_for("top_k", n=40, k=20)
-    nulled = strategy_for(plan, seed)
-    full = strategy_for(plan, seed)
-    for strategy in (full, nulled):
-        strategy._score_model(full.weights)
-    nulled._gradients.r[record] = 0.0  # the null record: no gradient, score 0
-    v = full._direction(torch.zeros(3, full._gradients.a.shape[1]))
-    moved = np.abs(full._scores(v) - nulled._scores(v))
+    selecting = Selecting(plan, seed)
+    full, nulled = scored(selecting), scored(selecting)
+    nulled.training.gradients.r[record] = 0.0  # the null record: no gradient, score 0
+    v = full.direction(selecting.releases(), "validation gradient")
+    moved = np.abs(full.scores(v) - nulled.scores(v))
     assert np.count_nonzero(moved) <= 1
     assert moved.max() <= 1.0
 
@@ -204,11 +157,10 @@ def test_top_k_scores_change_in_one_coordinate_by_at_most_one(seed, record):
 def test_mutants_exact_quantile_and_ranking_are_caught_by_the_replay():
     """A threshold from the exact scores, or top-k ranks, moves when one record does, and others change sides."""
     plan = plan_for(n=40, k=20)
-    one, changed = strategy_for(plan, 3), strategy_for(plan, 3)
-    for strategy in (one, changed):
-        strategy._score_model(one.weights)
-    v = one._direction(torch.zeros(3, one._gradients.a.shape[1]))
-    here, there = one._scores(v), changed._scores(v)
+    selecting = Selecting(plan, 3)
+    records = scored(selecting)
+    v = records.direction(selecting.releases(), "validation gradient")
+    here, there = records.scores(v), records.scores(v)
     there[np.argmin(there)] = 1.0  # one record becomes the best
     others = np.arange(40) != int(np.argmin(here))
     exact = [s >= np.sort(s)[-20] for s in (here, there)]
@@ -222,90 +174,68 @@ def test_mutants_exact_quantile_and_ranking_are_caught_by_the_replay():
 @pytest.mark.parametrize("mechanism", ["threshold", "top_k"])
 def test_every_release_is_charged_once_and_before_it_is_drawn(monkeypatch, exploration, rounds, mechanism):
     """Mutants 'histogram uncharged', 'v by exact sums' and 'V uncharged' end here: releases = charges, all noisy."""
-    plan = plan_for(mechanism, exploration=exploration, greedy_rounds=rounds)
-    strategy = strategy_for(plan)
-    releases = {"D": [], "V": []}
-
-    def spy(total, *, sensitivity, noise_multiplier, rng):
-        side = "V" if rng is strategy._validation_rng else "D"
-        assert strategy.ledger.events(side)  # charged before
-        releases[side].append(noise_multiplier)
-        return total + rng.normal(size=total.shape) * noise_multiplier * sensitivity
-
-    for module in ("mechanisms.quantile", "selection.threshold", "selection.top_k", "selection.glister"):
-        monkeypatch.setattr(f"cords_dp.{module}.gaussian_release", spy)
-    strategy.select(60, strategy.weights)
-    (on_d,), (on_v,) = strategy.ledger.events(TRAINING_DATA), strategy.ledger.events(VALIDATION_DATA)
-    assert on_d == gaussian(plan.sigma_selection, len(releases["D"]))
-    assert on_v == gaussian(plan.sigma_validation, len(releases["V"]))
-    assert set(releases["D"]) == {plan.sigma_selection}
-    assert set(releases["V"]) == {plan.sigma_validation}
+    keys = {"exploration": exploration, "greedy_rounds": rounds} if mechanism == "threshold" else {}
+    plan = plan_for(mechanism, **keys)
+    selecting = Selecting(plan)
+    drawn = spy_on_noise(monkeypatch, selecting)
+    selecting.select()
+    (on_d,) = merge(selecting.ledger.events(TRAINING_DATA))
+    (on_v,) = merge(selecting.ledger.events(VALIDATION_DATA))
+    assert on_d == gaussian(plan.selection_noise, len(drawn["D"]))
+    assert on_v == gaussian(plan.sigma_validation, len(drawn["V"]))
+    assert {noise for noise, _ in drawn["D"]} == {plan.selection_noise}
+    assert {noise for noise, _ in drawn["V"]} == {plan.sigma_validation}
 
 
 @pytest.mark.parametrize(("n", "k", "share"), [(200, 60, 0.9), (20_000, 6_000, 0.3)])
 def test_coins_draw_most_of_the_pool_where_scores_would_be_noise(n, k, share):
-    strategy = strategy_for(plan_for(n=n, k=k))
-    strategy._score_model(strategy.weights)
-    assert strategy._exploration == share
-    switched_off = strategy_for(plan_for(n=n, k=k, exploration=0.0))
-    switched_off._score_model(switched_off.weights)
-    assert switched_off._exploration == 0.0
+    for exploration, expected in ((0.3, share), (0.0, 0.0)):
+        selecting = Selecting(plan_for(n=n, k=k, exploration=exploration))
+        selecting.selector.describe(selecting.weights)
+        assert selecting.selector.exploration(selecting.plan.selection_noise) == expected
 
 
 @pytest.mark.parametrize(("exploration", "rounds", "count"), [(0.0, 1, 1), (0.5, 1, 2), (0.0, 3, 5), (0.5, 3, 6)])
 def test_number_of_releases(exploration, rounds, count):
-    settings = SelectionSettings(mechanism="threshold", exploration=exploration, greedy_rounds=rounds)
-    assert gaussian_releases(settings) == count
+    plan = plan_for(exploration=exploration, greedy_rounds=rounds)
+    assert sum(r.event.count for r in plan.releases() if r.dataset == TRAINING_DATA) == count
 
 
 def test_sums_of_unit_gradients_have_sensitivity_one():
-    strategy = strategy_for(plan_for())
-    strategy._score_model(strategy.weights)
-    strategy._gradients.r.mul_(1e6)
+    records = scored(Selecting(plan_for()))
+    records.training.gradients.r.mul_(1e6)
     for record in range(20):
         member = np.zeros(200, dtype=bool)
         member[record] = True
-        r, a = strategy._gradients.r[record], strategy._gradients.a[record]
-        assert float((r / (r.norm() + 0.01)).norm() * a.norm()) <= 1 + 1e-6
+        assert float(records.unit_sum(member).norm()) <= 1 + 1e-6
 
 
 def test_top_k_is_exactly_k_and_its_price_does_not_depend_on_k():
     small, large = plan_for("top_k", k=20), plan_for("top_k", k=120)
-    assert small.sigma_selection == large.sigma_selection
-    strategy = strategy_for(large)
-    indices, weights = strategy.select(120, strategy.weights)
-    assert len(set(indices)) == 120 == len(weights)
+    assert small.selection_noise == large.selection_noise
+    pool = Selecting(large).select()
+    assert len(set(pool.indices.tolist())) == 120
+    assert pool.weights is None
 
 
 def test_without_noise_top_k_ranks_exactly():
-    plan = plan_for("top_k", epsilon=float("inf"))
-    strategy = strategy_for(plan)
-    indices, _ = strategy.select(60, strategy.weights)
-    v = strategy._direction(torch.zeros(3, strategy._gradients.a.shape[1]))
-    assert set(indices) == set(np.argsort(-strategy._scores(v), kind="stable")[:60])
+    selecting = Selecting(plan_for("top_k", epsilon=float("inf")))
+    pool, records = selecting.select(), scored(selecting)
+    v = records.direction(selecting.releases(), "validation gradient")
+    assert set(pool.indices) == set(np.argsort(-records.scores(v), kind="stable")[:60])
 
 
 def test_noise_free_threshold_pool_is_near_k():
     plan = plan_for(epsilon=float("inf"), n=2000, k=600, exploration=0.0)
-    strategy = strategy_for(plan)
-    assert len(strategy.select(600, strategy.weights)[0]) == pytest.approx(600, rel=0.15)
+    assert len(Selecting(plan).select()) == pytest.approx(600, rel=0.15)
 
 
 def test_selection_is_nearly_free():
     """The training noise rises by less than 5 % against RandomDP, at k = 0.1 of MNIST's size."""
 
     def plan(strategy):
-        return build_plan(
-            strategy,
-            PrivacySettings(3.0, delta=1e-5, accountant="rdp"),
-            SelectionSettings(fraction=0.1, select_every=5, mechanism="threshold"),
-            epochs=20,
-            batch_size=1024,
-            n=54_000,
-            n_validation=6_000,
-            whole=False,
-            selects=strategy == "GLISTERDP",
-        )
+        sizes = {"n": 54_000, "n_validation": 6_000, "epochs": 20, "batch_size": 1024}
+        return make_plan(strategy, "threshold", fraction=0.1, select_every=5, **sizes)
 
     assert plan("RandomDP").sigma < plan("GLISTERDP").sigma < 1.05 * plan("RandomDP").sigma
 
@@ -331,17 +261,16 @@ def test_exponential_takes_other_scores_too(train):
 @pytest.mark.parametrize("size", [0, 5])
 def test_steps_rate_and_normaliser_do_not_depend_on_the_pool_s_size(make_config, monkeypatch, size):
     """A pool forced to 0 or 5 members: the same steps, charges, loader length and normaliser as planned."""
-    from cords_dp.selection.threshold import ThresholdStrategy
+    from cords_dp.selection.threshold import ThresholdSelector
     from cords_dp.training import TrainClassifier
 
-    monkeypatch.setattr(ThresholdStrategy, "membership", lambda self, released, coins: np.arange(len(coins)) < size)
+    monkeypatch.setattr(ThresholdSelector, "membership", lambda self, released, coins: np.arange(len(coins)) < size)
     trainer = TrainClassifier(make_config("GLISTERDP", dss_args={"mechanism": "threshold"}))
     trainer.train()
     charged = [e for e in trainer.ledger.entries if e.phase == "training"]
     assert sum(e.event.count for e in charged) == trainer.plan.shape.steps
     assert {e.event.rate for e in charged} == {128 / trainer.plan.shape.k}
-    assert [len(trainer._loader)] == [trainer.plan.shape.epochs[-1].steps]
-    assert len(trainer._loader.subset_indices) == size
+    assert len(trainer.progress.source.current) == size
 
 
 def test_a_checkpoint_holds_released_values_and_no_members(train, tmp_path):
@@ -370,9 +299,9 @@ def test_the_pool_is_recomputed_when_a_run_resumes(make_config):
     pools = {}
     original = TrainClassifier._save
 
-    def stop(self, path, epoch, *rest):
-        original(self, path, epoch, *rest)
-        pools["first"] = np.sort(rest[-1].subset_indices)
+    def stop(self, path, epoch):
+        original(self, path, epoch)
+        pools["first"] = np.sort(self.progress.source.current.indices)
         if epoch == 3:
             raise KeyboardInterrupt
 
@@ -382,7 +311,7 @@ def test_the_pool_is_recomputed_when_a_run_resumes(make_config):
     changes["ckpt"]["is_load"] = True
     second = TrainClassifier(make_config("GLISTERDP", **changes))
     second.train()
-    assert np.array_equal(np.sort(second._loader.subset_indices), pools["first"])
+    assert np.array_equal(np.sort(second.progress.source.current.indices), pools["first"])
     assert second.spent().epsilon <= 3.0
 
 
@@ -447,7 +376,7 @@ def test_el2n_is_the_length_of_the_error():
 
 
 def test_an_unknown_score_is_named(make_config):
-    from cords_dp.training import check_config
+    from cords_dp.training import resolve
 
     with pytest.raises(ConfigError, match="known are"):
-        check_config(make_config("GLISTERDP", dss_args={"score": "magic"}))
+        resolve(make_config("GLISTERDP", dss_args={"score": "magic"}))

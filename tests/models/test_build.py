@@ -9,9 +9,9 @@ import pytest
 import torch
 from conftest import REPOSITORY
 
-from cords_dp.datasets import ArrayDataset
+from cords_dp.datasets import ArrayDataset, with_features
 from cords_dp.errors import ConfigError
-from cords_dp.models import build_model, make_private_ready, model_names, with_features
+from cords_dp.models import build_model, make_private_ready, model_names
 from cords_dp.models.scattering import Scattering, natural_noise, scattering_maps
 
 
@@ -105,16 +105,12 @@ def test_the_learning_rate_follows_the_plan():
     """Four times the noise, or sixteen times the steps: a quarter of the rate. Nothing to follow: a clear error."""
     from dataclasses import replace
 
+    from builders import make_plan
     from dotmap import DotMap
 
-    from cords_dp.config import PrivacySettings, SelectionSettings
-    from cords_dp.planner import build_plan
     from cords_dp.training.optim import planned_learning_rate
 
-    plan = build_plan(
-        "FullDP", PrivacySettings(3.0, accountant="rdp", max_grad_norm=0.1), SelectionSettings(), epochs=2,
-        batch_size=None, n=54_000, n_validation=6_000, whole=True, selects=False,
-    )  # fmt: skip
+    plan = make_plan("FullDP", max_grad_norm=0.1, delta=None, epochs=2, n=54_000, n_validation=6_000)
     assert plan.shape.batch_size == 4096
     model = build_model(config("ScatterLinear", "mnist"), seed=0)
     cfg = DotMap(optimizer={"type": "sgd", "lr": "auto", "momentum": 0.9})
@@ -133,7 +129,7 @@ def test_the_learning_rate_follows_the_plan():
 )  # fmt: skip
 def test_the_batch_follows_the_plan(pool, k, batch):
     """A part of a pool is used up in equal steps: at most one gradient a step more than k, never a whole batch."""
-    from cords_dp.planner import planned_batch_size
+    from cords_dp.planning.schedule import planned_batch_size
 
     assert planned_batch_size(pool, k) == batch
     if k < pool:
@@ -142,7 +138,7 @@ def test_the_batch_follows_the_plan(pool, k, batch):
 
 
 def test_views_are_shifts_and_mirror_images():
-    from cords_dp.datasets.augment import augmented_views
+    from cords_dp.training.augment import augmented_views
 
     images = torch.arange(2 * 3 * 32 * 32, dtype=torch.float32).reshape(2, 3, 32, 32)
     views = augmented_views(images, 50, torch.Generator().manual_seed(0))
@@ -196,7 +192,7 @@ def test_every_model_is_in_the_table_of_the_docs():
 
 @pytest.mark.parametrize("name", ["MnistNet", "ResNet18", "ScatterLinear", "LSTM", "TanhCNN", "LogisticRegNet"])
 def test_the_table_of_the_docs_is_what_trying_gives(name):
-    from cords_dp.report.models import model_table
+    from cords_dp.experiments.models import model_table
     from cords_dp.report.tables import to_markdown
 
     assert to_markdown(model_table([name])).splitlines()[-1] == documented_rows()[name]
@@ -205,7 +201,7 @@ def test_the_table_of_the_docs_is_what_trying_gives(name):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_whole_table_of_the_docs_is_what_trying_gives():
-    from cords_dp.report.models import model_table
+    from cords_dp.experiments.models import model_table
     from cords_dp.report.tables import to_markdown
 
     assert to_markdown(model_table()).splitlines()[2:] == list(documented_rows().values())

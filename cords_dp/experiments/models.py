@@ -72,8 +72,8 @@ _HEADER = """# Models
 
 Every model of CORDS and of ours, tried on made-up images or features: built, made fit for per-example gradients, and
 stepped in each mode of `privacy.grad_sample_mode`, whose clipped sum is compared with one computed example by example.
-The table is printed by `python -m cords_dp.report.models > docs/models.md`; tests hold it to the truth. A model without
-a mode is refused when a private run starts, with the reason given here. Register your own with
+The table is printed by `python -m cords_dp.experiments.models > docs/models.md`; tests hold it to the truth. A
+model without a mode is refused when a private run starts, with the reason given here. Register your own with
 `cords_dp.register_model`.
 """
 

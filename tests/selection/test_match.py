@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from builders import Selecting, make_plan, spy_on_noise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from test_threshold import CE, Net
-from torch.utils.data import DataLoader
 
-from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, Ledger, gaussian
-from cords_dp.config import PrivacySettings, SelectionSettings
-from cords_dp.dataloaders.poisson import poisson_batches
+from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, gaussian
+from cords_dp.accounting.events import merge
+from cords_dp.dataloaders import poisson_batches
 from cords_dp.datasets import ArrayDataset
-from cords_dp.errors import BudgetExceededError, ConfigError, MechanismError
-from cords_dp.planner import build_plan, price_of_selection
-from cords_dp.selection.match import (
-    MatchStrategy,
-    Tilt,
-    chance_scales,
-    score_histogram,
-    tail_noise,
-    tilt_strength,
-    uniform_gradients,
-)
+from cords_dp.errors import ConfigError, MechanismError
+from cords_dp.mechanisms.quantile import tail_noise
+from cords_dp.planning import price_of_selection
+from cords_dp.selection import Pool
+from cords_dp.selection.match import Tilt, chance_scales, score_histogram, tilt_strength, uniform_gradients
 
 
 def labelled(n, shares, seed):
@@ -40,34 +32,21 @@ def labelled(n, shares, seed):
     return ArrayDataset((rng.normal(size=(n, 6)) + 2 * np.eye(3, 6)[y]).astype(np.float32), y)
 
 
-def plan_for(n=3000, k=600, validation="private", epsilon=3.0, **selection):
-    return build_plan(
-        "GLISTERDP",
-        PrivacySettings(epsilon=epsilon, delta=1e-5, validation=validation, accountant="rdp"),
-        SelectionSettings(fraction=k / n + 1e-9, select_every=2, **selection),
-        epochs=5, batch_size=min(100, k), n=n, n_validation=500, whole=False, selects=True,
-    )  # fmt: skip
+def plan_for(n=3000, k=600, **changes):
+    return make_plan(n=n, k=k, batch_size=min(100, k), select_every=2, **changes)
 
 
 EVEN, SKEWED = (1 / 3, 1 / 3, 1 / 3), (0.1, 0.3, 0.6)
 
 
-def strategy_for(plan, seed=0, train_shares=SKEWED, validation_shares=EVEN, train=None):
-    torch.manual_seed(seed)
-    strategy = MatchStrategy(
-        DataLoader(train or labelled(plan.shape.n, train_shares, seed), batch_size=8),
-        DataLoader(labelled(500, validation_shares, seed + 1), batch_size=8),
-        Net(), CE, 0.1, "cpu", 3, True, "Supervised", "Frozen", logging.getLogger("test"), r=1,
-        plan=plan, ledger=Ledger(allowance=plan.entries()),
-        rng=np.random.default_rng(seed), validation_rng=np.random.default_rng(seed + 1),
-    )  # fmt: skip
-    strategy.weights = {k: v.clone() for k, v in strategy.model.state_dict().items()}
-    return strategy
+def selecting_for(plan, seed=0, train_shares=SKEWED, validation_shares=EVEN, train=None):
+    train = train or labelled(plan.shape.n, train_shares, seed)
+    return Selecting(plan, seed, train=train, validation=labelled(500, validation_shares, seed + 1))
 
 
-def class_shares(strategy, mass):
+def class_shares(plan, seed, shares, mass):
     """Shares of the classes in what a batch is expected to hold."""
-    by_class = np.bincount(strategy._labels.numpy(), weights=mass, minlength=3)
+    by_class = np.bincount(labelled(plan.shape.n, shares, seed).targets.numpy(), weights=mass, minlength=3)
     return by_class / by_class.sum()
 
 
@@ -77,23 +56,22 @@ def class_shares(strategy, mass):
 @pytest.mark.parametrize("k", [300, 1200])
 def test_a_batch_has_about_b_records_and_the_class_shares_of_the_validation_set(k):
     plan = plan_for(n=6000, k=k)
-    strategy = strategy_for(plan)
-    indices, weights = strategy.select(k, strategy.weights)
-    assert indices == list(range(6000))  # every step draws from all of D
-    assert plan.shape.rate * strategy.chances.sum() == pytest.approx(plan.shape.batch_size, rel=0.1)
-    assert np.abs(class_shares(strategy, strategy.chances * weights.numpy()) - 1 / 3).max() < 0.13  # 0.27 in D
-    assert float(weights.max()) <= 1
-    assert float(weights.min()) > 0
+    pool = selecting_for(plan).select()
+    assert pool.indices.tolist() == list(range(6000))  # every step draws from all of D
+    assert plan.shape.rate * pool.chances.sum() == pytest.approx(plan.shape.batch_size, rel=0.1)
+    assert np.abs(class_shares(plan, 0, SKEWED, pool.chances * pool.weights) - 1 / 3).max() < 0.13  # 0.27 in D
+    assert float(pool.weights.max()) <= 1
+    assert float(pool.weights.min()) > 0
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_where_the_wanted_records_are_far_too_few_the_others_weigh_less(seed):
     """Half of all records are asked for; two classes have 5 % each, and should be a third of what is trained on."""
-    strategy = strategy_for(plan_for(n=6000, k=3000), seed, train_shares=(0.05, 0.05, 0.9))
-    _, weights = strategy.select(3000, strategy.weights)
-    weights, labels = weights.numpy(), strategy._labels.numpy()
-    assert np.abs(class_shares(strategy, strategy.chances) - 1 / 3).max() > 0.4  # without weights
-    assert np.abs(class_shares(strategy, strategy.chances * weights) - 1 / 3).max() < 0.15
+    plan, shares = plan_for(n=6000, k=3000), (0.05, 0.05, 0.9)
+    pool = selecting_for(plan, seed, train_shares=shares).select()
+    weights, labels = pool.weights, labelled(6000, shares, seed).targets.numpy()
+    assert np.abs(class_shares(plan, seed, shares, pool.chances) - 1 / 3).max() > 0.4  # without weights
+    assert np.abs(class_shares(plan, seed, shares, pool.chances * weights) - 1 / 3).max() < 0.15
     assert weights[labels == 2].mean() < 0.5 * weights[labels == 0].mean()
 
 
@@ -101,33 +79,30 @@ def test_where_the_wanted_records_are_far_too_few_the_others_weigh_less(seed):
 def test_what_is_trained_on_does_not_depend_on_the_concentration(concentration):
     """Chances take over from weights as c grows; their product keeps the class shares of V."""
     plan = plan_for(n=6000, k=1200, concentration=concentration)
-    strategy = strategy_for(plan)
-    _, weights = strategy.select(1200, strategy.weights)
+    pool = selecting_for(plan).select()
     assert plan.shape.rate == pytest.approx(concentration * 100 / 6000)
     assert plan.concentration == pytest.approx(concentration)
-    assert strategy.chances.mean() == pytest.approx(1 / concentration, rel=0.1)
-    assert np.abs(class_shares(strategy, strategy.chances * weights.numpy()) - 1 / 3).max() < 0.13
+    assert pool.chances.mean() == pytest.approx(1 / concentration, rel=0.1)
+    assert np.abs(class_shares(plan, 0, SKEWED, pool.chances * pool.weights) - 1 / 3).max() < 0.13
 
 
 def test_where_nothing_differs_the_draw_is_uniform():
     """James–Stein shrinks a difference that noise explains to exactly nothing, for every seed tried."""
     for seed in range(10):
         plan = plan_for()
-        strategy = strategy_for(plan, seed, EVEN, EVEN)
-        _, weights = strategy.select(600, strategy.weights)
-        assert strategy.released.strength == 0
-        assert strategy.released.chances(np.array([-1.0, 1.0])) == pytest.approx(1 / plan.concentration)
-        assert torch.equal(weights, torch.ones(len(weights)))
+        selecting = selecting_for(plan, seed, EVEN, EVEN)
+        pool = selecting.select()
+        released = selecting.selector.released
+        assert released.strength == 0
+        assert released.chances(np.array([-1.0, 1.0])) == pytest.approx(1 / plan.concentration)
+        assert (pool.weights == 1).all()
 
 
 def test_selection_is_nearly_free():
     """Its releases raise the noise by less than 1.5 %, and the noise stays below that of a fixed subset (k = 0.1)."""
 
     def plan(strategy):
-        return build_plan(
-            strategy, PrivacySettings(3.0, delta=1e-5, accountant="rdp"), SelectionSettings(fraction=0.1),
-            epochs=20, batch_size=1024, n=54_000, n_validation=6_000, whole=False, selects=strategy == "GLISTERDP",
-        )  # fmt: skip
+        return make_plan(strategy, fraction=0.1, epochs=20, batch_size=1024, n=54_000, n_validation=6_000)
 
     ours = plan("GLISTERDP")
     assert 0 < price_of_selection(ours) < 0.015
@@ -140,26 +115,20 @@ def test_selection_is_nearly_free():
 
 
 def test_the_report_says_what_concentration_costs():
-    from cords_dp.report.statement import price_sentence
+    from cords_dp.planning.statement import price_sentence
 
     text = price_sentence(plan_for(n=6000, k=600))
     assert "2.15 times as often" in text
     assert "below that of a fixed subset of 600 records" in text
-    costly = replace(plan_for(n=6000, k=5000).privacy, split=0.05)  # most of the budget goes to the releases
-    plan = build_plan(
-        "GLISTERDP", costly, SelectionSettings(fraction=0.8), epochs=5, batch_size=100, n=6000, n_validation=500,
-        whole=False, selects=True,
-    )  # fmt: skip
+    # most of the budget goes to the releases
+    plan = make_plan(fraction=0.8, split=0.05, batch_size=100, n=6000)
     assert "above that of a fixed subset of 4800 records" in price_sentence(plan)
     assert "-" not in price_sentence(plan)
 
 
 @pytest.mark.parametrize("fraction", [0.05, 0.1, 0.5, 1.0])
 def test_the_rate_lies_between_a_uniform_draw_s_and_a_fixed_subset_s(fraction):
-    shape = build_plan(
-        "GLISTERDP", PrivacySettings(3.0, accountant="rdp"), SelectionSettings(fraction=fraction), epochs=3,
-        batch_size=100, n=10_000, n_validation=500, whole=False, selects=True,
-    ).shape  # fmt: skip
+    shape = make_plan(fraction=fraction, epochs=3, batch_size=100, n=10_000).shape
     assert shape.rate == pytest.approx((1 / fraction) ** (1 / 3) * 100 / 10_000)
     assert 100 / shape.n <= shape.rate <= 100 / shape.k
 
@@ -170,23 +139,15 @@ def test_the_rate_lies_between_a_uniform_draw_s_and_a_fixed_subset_s(fraction):
 def test_every_release_is_charged_once_and_before_it_is_drawn(monkeypatch):
     """Mutants 'exact mean of D', 'histogram uncharged' and 'V uncharged' end here: releases = charges, all noisy."""
     plan = plan_for()
-    strategy = strategy_for(plan)
-    releases = {"D": [], "V": []}
-
-    def spy(total, *, sensitivity, noise_multiplier, rng):
-        side = "V" if rng is strategy._validation_rng else "D"
-        assert strategy.ledger.events(side)  # charged before
-        releases[side].append((noise_multiplier, sensitivity))
-        return total + rng.normal(size=total.shape) * noise_multiplier * sensitivity
-
-    for module in ("mechanisms.quantile", "selection.match", "selection.glister"):
-        monkeypatch.setattr(f"cords_dp.{module}.gaussian_release", spy)
-    strategy.select(600, strategy.weights)
-    assert strategy.ledger.events(TRAINING_DATA) == [gaussian(plan.sigma_selection, 2)]
-    assert strategy.ledger.events(VALIDATION_DATA) == [gaussian(plan.sigma_validation, 1)]
-    assert [noise for noise, _ in releases["D"]] == [plan.sigma_selection] * 2
-    assert releases["V"] == [(plan.sigma_validation, 1.0)]
-    assert releases["D"][0][1] == 1.0
+    selecting = selecting_for(plan)
+    drawn = spy_on_noise(monkeypatch, selecting)
+    selecting.select()
+    ledger = selecting.ledger
+    assert merge(ledger.events(TRAINING_DATA)) == (gaussian(plan.selection_noise, 2),)
+    assert merge(ledger.events(VALIDATION_DATA)) == (gaussian(plan.sigma_validation, 1),)
+    assert [noise for noise, _ in drawn["D"]] == [plan.selection_noise] * 2
+    assert drawn["V"] == [(plan.sigma_validation, 1.0)]
+    assert drawn["D"][0][1] == 1.0
 
 
 @settings(max_examples=50)
@@ -208,12 +169,12 @@ def test_replay_with_released_values_frozen_changes_one_record_only(seed, record
     one, changed = labelled(40, SKEWED, seed), labelled(40, SKEWED, seed)
     changed.x[record] = 100 * torch.randn(6, generator=torch.Generator().manual_seed(seed))
     changed.all_targets[record] = (changed.all_targets[record] + 1) % 3
-    first = strategy_for(plan, seed, train=one)
-    first.select(20, first.weights)
-    second = strategy_for(plan, seed, train=changed)
-    second._describe(first.weights)
-    tilt = Tilt(first.released.direction, 3.0, -1.0, -2.0)  # a steep one, whatever this seed gave
-    here, there = first._scores(tilt.direction), second._scores(tilt.direction)
+    first = selecting_for(plan, seed, train=one)
+    first.select()
+    second = selecting_for(plan, seed, train=changed)
+    second.selector.describe(first.weights)
+    tilt = Tilt(first.selector.released.direction, 3.0, -1.0, -2.0)  # a steep one, whatever this seed gave
+    here, there = first.selector.scores(tilt.direction), second.selector.scores(tilt.direction)
     others = np.arange(40) != record
     for quantity in (tilt.chances, tilt.weights):
         assert np.array_equal(quantity(here)[others], quantity(there)[others])
@@ -260,7 +221,8 @@ def test_every_batch_draws_by_fresh_coins_and_fixed_pools_are_caught():
 
     def ours(draws):
         rng = np.random.default_rng(0)
-        batches = poisson_batches(data, np.arange(200), rate=0.3, steps=draws, rng=rng, chances=chances)
+        pool = Pool(np.arange(200), chances=chances)
+        batches = poisson_batches(data, pool, rate=0.3, steps=draws, rng=rng)
         return [x[:, 0].int().numpy() for x, _, _ in batches]
 
     def one_pool(draws):
@@ -277,15 +239,13 @@ def test_every_batch_draws_by_fresh_coins_and_fixed_pools_are_caught():
     assert not inclusion_law_holds(chances_by_weight, 0.3, chances)
 
 
-@settings(max_examples=25)
-@given(chance=st.sampled_from([2.0, 1e9, math.inf, math.nan, -1.0]))
-def test_no_chance_lifts_a_record_above_the_charged_rate(chance):
-    data = ArrayDataset(np.zeros((400, 1), dtype=np.float32), np.zeros(400, dtype=np.int64))
-    batches = poisson_batches(
-        data, np.arange(400), rate=0.1, steps=50, rng=np.random.default_rng(0), chances=np.full(400, chance)
-    )
-    total = sum(len(y) for _, y, _ in batches)
-    assert total < 2000 + 5 * math.sqrt(50 * 400 * 0.09)
+@pytest.mark.parametrize("value", [2.0, 1 + 1e-12, 1e9, math.inf, math.nan, -1e-12])
+@pytest.mark.parametrize("name", ["chances", "weights"])
+def test_no_chance_or_weight_lifts_a_record_above_what_is_charged(name, value):
+    values = np.full(400, 0.5)
+    values[7] = value
+    with pytest.raises(MechanismError, match="must lie in"):
+        Pool(np.arange(400), **{name: values})
 
 
 @pytest.mark.parametrize("direction", [1, -1])
@@ -355,8 +315,8 @@ def test_one_selection_before_training(train):
     epochs = trainer.plan.shape.epochs
     assert [e.selects for e in epochs] == [True, False, False, False, False]
     assert trainer.spent().epsilon <= 3.0
-    assert len(trainer.ledger.events(TRAINING_DATA, "selection")) == 1
-    assert len(trainer.ledger.events(VALIDATION_DATA)) == 1
+    assert merge(trainer.ledger.events(TRAINING_DATA, "selection")) == (gaussian(trainer.plan.selection_noise, 2),)
+    assert merge(trainer.ledger.events(VALIDATION_DATA)) == (gaussian(trainer.plan.sigma_validation, 1),)
 
 
 def test_after_a_warm_start_it_selects_when_the_pool_is_first_used(train):
@@ -376,7 +336,6 @@ def test_steps_and_rate_do_not_depend_on_who_is_drawn(make_config, monkeypatch, 
     charged = [e for e in trainer.ledger.entries if e.phase == "training"]
     assert sum(e.event.count for e in charged) == shape.steps
     assert {e.event.rate for e in charged} == {(shape.n / shape.k) ** (1 / 3) * 128 / shape.n}
-    assert len(trainer._loader) == shape.epochs[-1].steps
 
 
 def test_a_checkpoint_holds_the_tilt_and_no_members(make_config, tmp_path):
@@ -393,16 +352,18 @@ def test_a_checkpoint_holds_the_tilt_and_no_members(make_config, tmp_path):
     assert set(state["selection"]["tilt"]) == {"direction", "strength", "log_fill", "log_match"}
     with pytest.raises(MechanismError, match="secret"):
         trainer.published_subset()
+    strength = trainer.progress.source.selections.selector.released.strength
     changes["ckpt"]["is_load"] = True
     resumed = TrainClassifier(make_config("GLISTERDP", **changes))
     resumed.train()
-    assert resumed._loader.strategy.released.strength == trainer._loader.strategy.released.strength
+    assert resumed.progress.source.selections.selector.released.strength == strength
 
 
 def test_a_run_interrupted_before_its_first_checkpoint_says_that_its_selection_is_spent(make_config, monkeypatch):
     """Found in review: resuming it would have kept the untrained model as the result."""
+    from cords_dp.errors import BudgetExceededError
     from cords_dp.training import TrainClassifier
-    from cords_dp.training import trainer as module
+    from cords_dp.training import stepping as module
 
     class Crashing(module.PrivateEngine):
         def step(self, *batch):
@@ -418,16 +379,16 @@ def test_a_run_interrupted_before_its_first_checkpoint_says_that_its_selection_i
 
 @pytest.mark.parametrize("changes", [{"score": "el2n"}, {"selection_type": "PerClass"}])
 def test_what_match_cannot_do_is_refused(make_config, changes):
-    from cords_dp.training import check_config
+    from cords_dp.training import resolve
 
     with pytest.raises(ConfigError, match="threshold"):
-        check_config(make_config("GLISTERDP", dss_args={"mechanism": "match", **changes}))
+        resolve(make_config("GLISTERDP", dss_args={"mechanism": "match", **changes}))
 
 
 def test_another_score_gets_the_threshold_mechanism(make_config):
-    from cords_dp.training import check_config
+    from cords_dp.training import resolve
 
-    assert check_config(make_config("GLISTERDP", dss_args={"score": "el2n"})).selection.mechanism == "threshold"
+    assert resolve(make_config("GLISTERDP", dss_args={"score": "el2n"})).mechanism.name == "threshold"
 
 
 def test_it_lifts_accuracy_under_shift(train):
@@ -439,26 +400,33 @@ def test_it_lifts_accuracy_under_shift(train):
 
 def test_the_validation_set_is_charged_whatever_the_score_says():
     """Found in review: a score that declares not to use V must not make `match` read V for free."""
-    plan = plan_for(reads_validation=False)
+    from cords_dp.selection.scores import _SCORES, Score
+
+    real = _SCORES["glister"]
+    _SCORES["glister"] = Score("glister", real.of_record, uses_validation=False)
+    try:
+        plan = plan_for(bins=64)
+    finally:
+        _SCORES["glister"] = real
     assert plan.sigma_validation is not None
-    assert plan.validation_event() == gaussian(plan.sigma_validation, 1)
+    assert [r.event for r in plan.releases() if r.dataset == VALIDATION_DATA] == [gaussian(plan.sigma_validation, 1)]
 
 
 def test_a_private_validation_set_without_noise_is_refused():
-    from dataclasses import replace
-
-    strategy = strategy_for(plan_for())
-    strategy.plan = replace(strategy.plan, sigma_validation=None)
-    with pytest.raises(MechanismError, match="validation set, which is private"):
-        strategy._noisy_mean(torch.zeros(3, 6))
+    with pytest.raises(MechanismError, match="private records at no charge"):
+        replace(plan_for(), sigma_validation=None).releases()
 
 
 def test_long_sums_do_not_lose_records():
     """Found in review: in float32 the sum over 50,000 records was off by more than the noise."""
-    from cords_dp.selection.match import _sum
+
+    class Exact:
+        def gaussian(self, name, total):
+            return total
 
     labels = torch.zeros(50_000, dtype=torch.long)
     labels[:5_000] = 1
     g = uniform_gradients(torch.ones(50_000, 5), labels, 2)
     exact = g.r[0].double()[:, None] * 5_000 * g.a[0].double() + g.r[-1].double()[:, None] * 45_000 * g.a[0].double()
-    torch.testing.assert_close(_sum(g), exact, rtol=1e-9, atol=1e-4)
+    total = selecting_for(plan_for()).selector._noisy_sum(Exact(), "sum", g)
+    torch.testing.assert_close(total.double(), exact, rtol=1e-6, atol=1e-3)

@@ -269,12 +269,13 @@ def test_ranks_share_out_one_mask():
     from cords_dp.dataloaders import poisson_batches
     from cords_dp.datasets import ArrayDataset
     from cords_dp.distributed import World
+    from cords_dp.selection import Pool
 
     data = ArrayDataset(np.arange(300, dtype=np.float32)[:, None], np.zeros(300, dtype=int))
 
     def batches(world):
-        members, rng = np.arange(300), np.random.default_rng(0)
-        return list(poisson_batches(data, members, rate=0.1, steps=20, rng=rng, world=world))
+        pool, rng = Pool.everything(300), np.random.default_rng(0)
+        return list(poisson_batches(data, pool, rate=0.1, steps=20, rng=rng, world=world))
 
     parts = [batches(World(rank, 3)) for rank in range(3)]
     for step, (x, _, _) in enumerate(batches(World())):

@@ -8,39 +8,27 @@ from dataclasses import replace
 
 import dp_accounting
 import pytest
+from builders import make_plan
 from dp_accounting.pld import PLDAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, Ledger
-from cords_dp.config import PrivacySettings, SelectionSettings
+from cords_dp.config import SubsetSettings
 from cords_dp.errors import ConfigError
-from cords_dp.plan import SELECTION, TRAINING, WARM_START, amplified, before_amplification
-from cords_dp.planner import build_plan, epoch_schedule, price_of_selection
+from cords_dp.planning import Sizes, price_of_selection
+from cords_dp.planning.plan import amplified, before_amplification
+from cords_dp.planning.schedule import SELECTION, TRAINING, WARM_START
+from cords_dp.selection import Threshold
 
 
 def plan_for(strategy="GLISTERDP", *, n=45_000, n_validation=5_000, epochs=20, batch=1024, fraction=0.1, select_every=5,
-             greedy="RGreedy", mechanism="exponential", kappa=0.0, compute_fraction=1.0, r=15, **privacy):  # fmt: skip
-    privacy = {"epsilon": 3.0, "delta": 1e-5, "accountant": "rdp", **privacy}
-    return build_plan(
-        strategy,
-        PrivacySettings(**privacy),
-        SelectionSettings(
-            fraction=fraction,
-            select_every=select_every,
-            mechanism=mechanism,
-            greedy=greedy,
-            kappa=kappa,
-            compute_fraction=compute_fraction,
-            r=r,
-        ),
-        epochs=epochs,
-        batch_size=batch,
-        n=n,
-        n_validation=n_validation,
-        whole=strategy == "FullDP",
-        selects=strategy == "GLISTERDP",
-    )
+             greedy="RGreedy", mechanism="exponential", r=15, **changes):  # fmt: skip
+    picking = {"greedy": greedy, "r": r} if mechanism == "exponential" else {}
+    return make_plan(
+        strategy, mechanism, n=n, n_validation=n_validation, epochs=epochs, batch_size=batch, fraction=fraction,
+        select_every=select_every, **picking, **changes,
+    )  # fmt: skip
 
 
 # --- schedule ----------------------------------------------------------------------------------------
@@ -84,10 +72,8 @@ def test_warm_start_is_full_data_dp_sgd_and_charged():
 @given(epochs=st.integers(1, 40), kappa=st.floats(0, 0.9), fraction=st.floats(0.05, 1), every=st.integers(1, 10))
 def test_schedule_matches_a_walk_through_cords_loader(epochs, kappa, fraction, every):
     """The plan's epochs against the conditions of CORDS' AdaptiveDSSDataLoader, written out."""
-    settings_ = SelectionSettings(fraction=fraction, select_every=every, kappa=kappa, mechanism="threshold")
-    schedule = epoch_schedule(
-        settings_, epochs=epochs, n=1000, k=max(1, int(1000 * fraction)), batch=10, whole=False, selects=True
-    )
+    subset = SubsetSettings(fraction=fraction, select_every=every, kappa=kappa)
+    schedule = Threshold().schedule(Sizes(1000, 100, max(1, int(1000 * fraction)), 10), subset, epochs)
     select_after = int(kappa * epochs)
     warmup = math.ceil(select_after * fraction)
     for number, epoch in enumerate(schedule, start=1):
@@ -172,7 +158,7 @@ def test_joint_frozen_selection_is_nearly_free():
     random, frozen = plan_for("RandomDP"), plan_for(greedy="Frozen")
     paper = plan_for(composition="basic", split=0.5)
     assert frozen.sigma < 1.1 * random.sigma
-    assert frozen.epsilon0 > 20 * paper.epsilon0
+    assert frozen.selection_noise > 20 * paper.selection_noise
 
 
 @pytest.mark.parametrize(
@@ -185,7 +171,7 @@ def test_per_pick_epsilon_of_the_design_page(composition, low, high):
         composition="basic", split=0.5, select_every=20, epochs=21, selection_composition=composition,
         greedy="Frozen" if composition == "freeze" else "RGreedy", accountant="auto",
     )  # fmt: skip
-    assert low <= plan.epsilon0 <= high
+    assert low <= plan.selection_noise <= high
 
 
 # --- mutants -------------------------------------------------------------------------------------------------
@@ -253,11 +239,7 @@ def test_refusals_name_key_value_and_fix(changes, key, words):
 @pytest.mark.parametrize(("kind", "words"), [("PerClass", "labels_public"), ("PerBatch", "no sensitivity is proved")])
 def test_selection_types_without_proof_are_refused(kind, words):
     with pytest.raises(ConfigError, match=words):
-        build_plan(
-            "GLISTERDP", PrivacySettings(3.0),
-            SelectionSettings(fraction=0.1, mechanism="exponential", selection_type=kind),
-            epochs=6, batch_size=64, n=4000, n_validation=500, whole=False, selects=True,
-        )  # fmt: skip
+        plan_for(n=4000, n_validation=500, epochs=6, batch=64, selection_type=kind, greedy="Frozen")
 
 
 def test_step_events_are_those_of_the_schedule():
@@ -271,11 +253,8 @@ def test_step_events_are_those_of_the_schedule():
 
 
 def secret_plan(secret=True, strategy="RandomDP", **changes):
-    selection = {"fraction": 0.1, "secret_subset": secret, **changes}
-    return build_plan(
-        strategy, PrivacySettings(3.0, delta=1e-5, accountant="rdp"), SelectionSettings(**selection), epochs=20,
-        batch_size=1024, n=45_000, n_validation=5_000, whole=strategy == "FullDP", selects=strategy == "GLISTERDP",
-    )  # fmt: skip
+    sizes = {"n": 45_000, "n_validation": 5_000, "epochs": 20, "batch_size": 1024}
+    return make_plan(strategy, fraction=0.1, secret_subset=secret, **sizes, **changes)
 
 
 def test_amplification_by_a_secret_subset():

@@ -82,6 +82,24 @@ def paper_model(dataset: str) -> dict[str, Any]:
     }
 
 
+# How the paper selects: by the exponential mechanism, half of the budget for selection, added up by basic composition.
+PAPER_SELECTION: dict[str, Any] = {
+    "dss_args": {"mechanism": "exponential", "greedy": "RGreedy", "r": 15, "linear_layer": True},
+    "privacy": {"composition": "basic", "split": 0.5, "validation": "public"},
+}
+
+
+def paper_config(dataset: str, strategy: str, *, fraction: float = 0.1, epsilon: float = 3.0) -> dict[str, Any]:
+    """The paper's own setting for one dataset and strategy: what the files in configs/paper hold."""
+    config = config_for(dataset, strategy, privacy={"epsilon": epsilon, "delta": 1e-5})
+    merge_into(config, paper_model(dataset))
+    if strategy != "FullDP":
+        config["dss_args"]["fraction"] = fraction
+    if strategy == "GLISTERDP":
+        merge_into(config, copy.deepcopy(PAPER_SELECTION))
+    return config
+
+
 def config_for(dataset: str, strategy: str, /, **changes: dict[str, Any]) -> dict[str, Any]:
     """A complete config for one dataset and strategy; ``changes`` are sections with the keys that differ."""
     config = copy.deepcopy(_COMMON)

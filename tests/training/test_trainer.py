@@ -66,15 +66,15 @@ def test_epsilon_infinity_trains_without_noise(train):
 
 def test_sampler_optimizer_and_accountant_agree(make_config, monkeypatch):
     """The numbers that the sampler draws with, the optimizer adds and the ledger charges are the plan's."""
-    from cords_dp.dataloaders import private
+    from cords_dp.training import stepping
     from cords_dp.training import trainer as module
 
     seen = {"rates": [], "steps": 0, "engines": []}
-    real_batches, real_engine = private.poisson_batches, module.PrivateEngine
+    real_batches, real_engine = module.poisson_batches, stepping.PrivateEngine
 
-    def spy_batches(dataset, members, *, rate, steps, rng, **rest):
-        seen["rates"].append((rate, steps, len(members)))
-        return real_batches(dataset, members, rate=rate, steps=steps, rng=rng, **rest)
+    def spy_batches(dataset, pool, *, rate, steps, rng, **rest):
+        seen["rates"].append((rate, steps, len(pool)))
+        return real_batches(dataset, pool, rate=rate, steps=steps, rng=rng, **rest)
 
     class SpyEngine(real_engine):
         def __init__(self, *args, **kwargs):
@@ -85,8 +85,8 @@ def test_sampler_optimizer_and_accountant_agree(make_config, monkeypatch):
             seen["steps"] += 1
             super().step(*batch)
 
-    monkeypatch.setattr(private, "poisson_batches", spy_batches)
-    monkeypatch.setattr(module, "PrivateEngine", SpyEngine)
+    monkeypatch.setattr(module, "poisson_batches", spy_batches)
+    monkeypatch.setattr(stepping, "PrivateEngine", SpyEngine)
     trainer = TrainClassifier(make_config("RandomDP"))
     trainer.train()
     (optimizer,) = seen["engines"]  # the model was wrapped once
@@ -243,6 +243,8 @@ def test_log_paths_and_lines_are_those_of_cords(make_config, tmp_path):
 def test_two_trainers_do_not_write_into_each_other_s_logs(make_config, tmp_path):
     one = TrainClassifier(make_config("RandomDP"))
     two = TrainClassifier(make_config("FullDP"))
+    one.train()
+    two.train()
     one.logger.info("only in the first")
     (second_log,) = tmp_path.rglob("digits_FullDP.log")
     assert "only in the first" not in second_log.read_text()
@@ -286,18 +288,17 @@ def test_three_learning_rates_of_cords_resnet_configs():
 def test_cuda_without_cuda_warns_and_uses_the_cpu(make_config, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     trainer = TrainClassifier(make_config("RandomDP", train_args={"device": "cuda"}))
-    assert trainer.cfg.train_args.device == "cpu"
+    trainer.train()
+    assert trainer.run.device == "cpu"
+    assert trainer.cfg.train_args.device == "cuda"  # the user's config stays as it is
     assert "No CUDA" in capsys.readouterr().out
 
 
 def test_third_parties_can_register_a_strategy(train):
-    from cords_dp.dataloaders.private import FullDPDataLoader
+    from cords_dp import Pool
 
     register_strategy(
-        "EveryOther",
-        lambda c: FullDPDataLoader(c.train_loader, plan=c.plan, streams=c.streams),
-        private=True,
-        whole=True,
+        "EveryOther", lambda c: Pool(np.arange(0, c.plan.shape.n, 2)), private=True, uses_all=True, force=True
     )
     assert train("EveryOther").spent().epsilon <= 3.0
 
@@ -320,8 +321,8 @@ def test_a_run_resumes_and_the_total_stays_within_budget(make_config, strategy):
     first._log_results = lambda loader: (_ for _ in ()).throw(KeyboardInterrupt)  # interrupted at the very end
     original = TrainClassifier._save
 
-    def stop_after_two(self, path, epoch, *rest):
-        original(self, path, epoch, *rest)
+    def stop_after_two(self, path, epoch):
+        original(self, path, epoch)
         if epoch == 2:
             raise KeyboardInterrupt
 
@@ -358,7 +359,7 @@ def test_a_fresh_run_sets_the_old_ledger_aside(make_config, tmp_path):
 
 
 def test_the_epoch_is_on_disk_before_its_first_step(make_config, tmp_path, monkeypatch):
-    from cords_dp.training import trainer as module
+    from cords_dp.training import stepping as module
 
     class Crashing(module.PrivateEngine):
         def step(self, *batch):
@@ -446,19 +447,19 @@ def test_two_runs_in_one_folder_notice_each_other(tmp_path):
 
 def test_a_secret_subset_is_drawn_by_coins_kept_out_of_files_and_cannot_be_resumed(train, make_config, tmp_path):
     from cords_dp.errors import ConfigError, MechanismError
-    from cords_dp.training import check_config
+    from cords_dp.training import resolve
     from cords_dp.training.checkpoint import load_checkpoint
 
     secret = {"secret_subset": True}
     trainer = train("RandomDP", dss_args=secret, ckpt={"is_save": True, "save_every": 2})
     assert trainer.spent().epsilon <= 3.0
     (path,) = tmp_path.rglob("model.pt")
-    assert "subset" not in load_checkpoint(path, "cpu")
+    assert "selection" not in load_checkpoint(path, "cpu")
     with pytest.raises(MechanismError, match="secret"):
         trainer.published_subset()
     for refused in ({"ckpt": {"is_load": True}}, {"dss_args": {**secret, "publish_subset": True}}):
         with pytest.raises(ConfigError):
-            check_config(make_config("RandomDP", **{"dss_args": secret, **refused}))
+            resolve(make_config("RandomDP", **{"dss_args": secret, **refused}))
 
 
 def test_the_size_of_a_secret_subset_varies_as_coins_do(make_config):
@@ -470,9 +471,10 @@ def test_the_size_of_a_secret_subset_varies_as_coins_do(make_config):
         cfg = make_config("RandomDP", dss_args={"secret_subset": True}, train_args={"num_epochs": 1, "seed": seed})
         trainer = TrainClassifier(cfg)
         trainer.train()
-        sizes.add(len(trainer._loader.subset_indices))
+        size = len(trainer.progress.source.current)
+        sizes.add(size)
         k = trainer.plan.shape.k
-        assert abs(len(trainer._loader.subset_indices) - k) < 5 * (k * 0.7) ** 0.5
+        assert abs(size - k) < 5 * (k * 0.7) ** 0.5
     assert len(sizes) > 1
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from typing import Any
 
-from cords_dp.accounting import Bound, Ledger
+from cords_dp.accounting import Bound, Event, Ledger
 from cords_dp.accounting.events import to_dict
-from cords_dp.plan import SELECTION, TRAINING, VALIDATION, WARM_START, PrivacyPlan, before_amplification
-from cords_dp.planner import price_of_selection
+from cords_dp.planning.calibrate import price_of_selection
+from cords_dp.planning.plan import PrivacyPlan, before_amplification
 
 NOT_COVERED = (
     "choosing hyper-parameters by looking at results on the same private data",
@@ -20,7 +20,9 @@ NOT_COVERED = (
 )
 
 
-def privacy_report(plan: PrivacyPlan, ledger: Ledger, *, seed_fixed: bool) -> dict[str, Any]:
+def privacy_report(
+    plan: PrivacyPlan, ledger: Ledger, *, seed_fixed: bool, unused_keys: Sequence[str] = ()
+) -> dict[str, Any]:
     """Everything that ``privacy.json`` holds. Public values only."""
     if plan.noiseless:
         return {"private": False, "statement": "epsilon = inf: this run gives no privacy guarantee."}
@@ -46,6 +48,7 @@ def privacy_report(plan: PrivacyPlan, ledger: Ledger, *, seed_fixed: bool) -> di
         "validation_set": _validation_sentence(plan),
         "price_of_selection": price_sentence(plan),
         "mechanisms": _mechanisms(plan),
+        "unused_keys": list(unused_keys),
         "ledger": ledger.to_dict(),
         "not_covered": [*NOT_COVERED, *_seed_sentence(seed_fixed)],
         "exact_metrics_of_private_records": plan.privacy.exact_metrics,
@@ -82,6 +85,7 @@ def privacy_markdown(report: dict[str, Any]) -> str:
         f"- Unit: {report['unit']}.",
         f"- Neighbouring relation: {report['neighbouring_relation']}.",
         f"- Validation set: {report['validation_set']}",
+        *_unused_sentence(report.get("unused_keys") or ()),
         "",
         "## Not covered",
         "",
@@ -98,7 +102,7 @@ def _guarantee(plan: PrivacyPlan) -> str:
     if plan.privacy.exact_metrics:
         exceptions.append("the exact metrics of private records that were switched on")
     conditions = " Which class each index belongs to is declared public." if plan.privacy.labels_public else ""
-    if plan.selection.secret_subset:
+    if plan.subset.secret_subset:
         inside = before_amplification(cost.epsilon, plan.inclusion)
         conditions += (
             f" This holds as long as the subset stays secret; to whoever knows it, the run is (ε = {inside:.4f}, "
@@ -121,7 +125,7 @@ def _validation_sentence(plan: PrivacyPlan) -> str:
         return "not read by any mechanism of this run."
     if plan.privacy.validation == "public":
         return "declared PUBLIC by the user; its records have no protection."
-    return "private; its gradient is released by the Gaussian mechanism and charged to V's own ledger."
+    return "private; what is read of it is released by the Gaussian mechanism and charged to V's own ledger."
 
 
 def price_sentence(plan: PrivacyPlan) -> str:
@@ -132,62 +136,51 @@ def price_sentence(plan: PrivacyPlan) -> str:
         f"The releases of selection raise the training noise by {100 * price_of_selection(plan):.2f} % over that of "
         "the same steps without them."
     )
-    if plan.selection.mechanism != "match":
-        return text
-    shape = plan.shape
-    uniform = price_of_selection(plan, rate=shape.batch_size / shape.n)
-    fixed = price_of_selection(plan, rate=shape.batch_size / shape.k)
-    return (
-        f"{text} Since a record may be drawn {plan.concentration:.2f} times as often as in a uniform draw from all "
-        f"records, the noise is {_compared(uniform)} that of such a draw; it is {_compared(fixed)} that of a fixed "
-        f"subset of {shape.k} records."
+    assert plan.mechanism is not None
+    more = plan.mechanism.price_in_words(
+        lambda rate: price_of_selection(plan, rate=rate), plan.shape.sizes, plan.shape.rate
     )
+    return f"{text} {more}".strip()
 
 
-def _compared(excess: float) -> str:
-    return f"{100 * abs(excess):.0f} % {'above' if excess >= 0 else 'below'}"
+_EVENT_NAMES = {
+    "poisson_gaussian": "Poisson-subsampled Gaussian",
+    "exponential_picks": "exponential mechanism, picks",
+    "gumbel_freeze": "exponential mechanism, one Gumbel draw per selection",
+}
 
 
 def _mechanisms(plan: PrivacyPlan) -> list[dict[str, Any]]:
+    """One row per kind of release: its phase, mechanism, parameters, sensitivity and count over the whole run."""
     rows: dict[tuple[str, str, str], int] = {}
-    names = {
-        "poisson_gaussian": "Poisson-subsampled Gaussian",
-        "exponential_picks": "exponential mechanism, picks",
-        "gumbel_freeze": "exponential mechanism, one Gumbel draw a round",
-    }
-    for entry in plan.entries():
-        fields = to_dict(entry.event)
-        kind, count = fields.pop("kind"), fields.pop("count")
-        parameters = ", ".join(f"{key} {value:.6g}" for key, value in fields.items())
-        parameters += ", sensitivity " + _sensitivity(plan, entry.phase)
-        name = "Gaussian" if kind == "poisson_gaussian" and fields["rate"] == 1 else names[kind]
-        key = (entry.phase, name, parameters)
-        rows[key] = rows.get(key, 0) + count
+
+    def add(phase: str, event: Event, words: str, times: int) -> None:
+        name, parameters, count = _event_in_words(event)
+        key = (phase, name, f"{parameters}, sensitivity: {words}")
+        rows[key] = rows.get(key, 0) + times * count
+
+    for release in plan.releases() if plan.shape.rounds else ():
+        if release.event is not None:
+            add(release.phase, release.event, release.words, plan.shape.rounds)
+    for epoch in plan.shape.epochs:
+        if epoch.steps:
+            add(epoch.phase, plan.step_event(epoch), f"{plan.privacy.max_grad_norm:g} (clip norm)", 1)
     return [
         {"phase": phase, "mechanism": name, "parameters": parameters, "count": count}
         for (phase, name, parameters), count in rows.items()
     ]
 
 
-def _sensitivity(plan: PrivacyPlan, phase: str) -> str:
-    privacy = plan.privacy
-    return {
-        TRAINING: f"{privacy.max_grad_norm:g} (clip norm)",
-        WARM_START: f"{privacy.max_grad_norm:g} (clip norm)",
-        SELECTION: _selection_sensitivity(plan),
-        VALIDATION: "1 (unit gradients)"
-        if plan.selection.mechanism == "match"
-        else f"{privacy.validation_clip:g} (clip norm)",
-    }[phase]
+def _event_in_words(event: Event) -> tuple[str, str, int]:
+    fields = to_dict(event)
+    kind, count = fields.pop("kind"), fields.pop("count", 1)
+    parameters = ", ".join(f"{key} {value:.6g}" for key, value in fields.items() if isinstance(value, (int, float)))
+    plain = kind == "poisson_gaussian" and fields["rate"] == 1
+    return "Gaussian" if plain else _EVENT_NAMES.get(kind, kind.replace("_", " ")), parameters, count
 
 
-def _selection_sensitivity(plan: PrivacyPlan) -> str:
-    return {
-        "exponential": f"{plan.score_sensitivity:g} (score)",
-        "top_k": "1 (one score in [−1, 1])",
-        "threshold": "1 (one histogram cell; one unit gradient)",
-        "match": "1 (one unit gradient; one histogram cell)",
-    }[plan.selection.mechanism]
+def _unused_sentence(keys: Sequence[str]) -> list[str]:
+    return [f"- Keys of the config that had no effect: {', '.join(keys)}."] if keys else []
 
 
 def _seed_sentence(seed_fixed: bool) -> list[str]:
@@ -201,8 +194,3 @@ def _seed_sentence(seed_fixed: bool) -> list[str]:
 
 def _bound(bound: Bound) -> dict[str, Any]:
     return {"epsilon": bound.epsilon, "delta": bound.delta, "accountant": bound.accountant}
-
-
-def finite(value: float) -> float | str:
-    """JSON has no infinity."""
-    return value if math.isfinite(value) else "inf"

@@ -11,14 +11,14 @@ from conftest import REPOSITORY
 
 from cords_dp.config import apply_override, load_config, to_plain
 from cords_dp.errors import ConfigError, ConfigFileError, UnsupportedModelError
-from cords_dp.training import TrainClassifier, check_config
+from cords_dp.training import TrainClassifier, resolve
 
 CONFIGS = sorted((REPOSITORY / "configs").rglob("*.py"))
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: str(p.relative_to(REPOSITORY / "configs")))
 def test_every_shipped_config_is_valid_and_short(path):
-    check_config(load_config(path))
+    resolve(load_config(path))
     assert len(path.read_text().splitlines()) <= 40
 
 
@@ -33,7 +33,7 @@ def test_the_named_configs_are_there():
 def test_yaml_is_accepted(make_config, tmp_path, suffix):
     path = tmp_path / f"config{suffix}"
     path.write_text(yaml.safe_dump(to_plain(make_config("GLISTERDP"))))
-    assert check_config(load_config(path)).strategy.name == "GLISTERDP"
+    assert resolve(load_config(path)).strategy.name == "GLISTERDP"
 
 
 CORDS_GLISTER_MNIST = """
@@ -60,7 +60,7 @@ def test_a_cords_config_needs_one_word_and_a_privacy_section(tmp_path, strategy)
     overrides = [f"dss_args.type={strategy}", "train_args.num_epochs=2"]
     if strategy.endswith("DP"):
         overrides += ["privacy.epsilon=3.0", "privacy.accountant=rdp"]
-    assert check_config(load_config(path, overrides)).strategy.name == strategy
+    assert resolve(load_config(path, overrides)).strategy.name == strategy
 
 
 def test_overrides_parse_python_values(make_config):
@@ -126,7 +126,7 @@ def test_bad_input_names_the_key_and_reads_no_data(make_config, monkeypatch, cha
     monkeypatch.setattr("cords_dp.datasets.build.image_arrays", lambda *_: pytest.fail("data was read"))
     monkeypatch.setattr("cords_dp.datasets.build._digits", lambda *_: pytest.fail("data was read"))
     with pytest.raises(ConfigError) as caught:
-        check_config(make_config("GLISTERDP", **changes))
+        resolve(make_config("GLISTERDP", **changes))
     assert caught.value.key == key
     assert key in str(caught.value)
 
@@ -135,12 +135,12 @@ def test_a_missing_budget_says_what_to_write(make_config):
     cfg = make_config()
     del cfg["privacy"]
     with pytest.raises(ConfigError, match=r"privacy=dict\(epsilon"):
-        check_config(cfg)
+        resolve(cfg)
 
 
 def test_a_misspelt_key_is_guessed(make_config):
     with pytest.raises(ConfigError, match="did you mean 'epsilon'"):
-        check_config(make_config(privacy={"epsilom": 3.0}))
+        resolve(make_config(privacy={"epsilom": 3.0}))
 
 
 def test_unsupported_modules_are_refused_with_the_reason(make_config):

@@ -20,7 +20,7 @@ from cords_dp.experiments.paper import FRACTIONS, imbalance_table
 from cords_dp.report.figures import draw
 from cords_dp.report.page import write_page
 from cords_dp.report.tables import accuracy_tables, aligned, mean_table, paper_comparison, to_markdown
-from cords_dp.training import check_config
+from cords_dp.training import resolve
 
 PAPER = ("main", "imbalance", "synthetic", "timing", "allocation", "gains")
 
@@ -55,7 +55,7 @@ def test_every_config_of_the_catalogue_is_sound(name, preset):
     jobs = experiment_jobs(name, preset, seeds=1)
     assert len({job.id for job in jobs}) == len(jobs)
     for job in jobs:
-        check_config(DotMap(dict(job.config)), plan=False)
+        resolve(DotMap(dict(job.config)), plan=False)
 
 
 def test_the_paper_s_grid_is_complete():

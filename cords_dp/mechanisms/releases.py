@@ -1,0 +1,97 @@
+"""The only source of noise for what a selection releases: a draw is a charge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from cords_dp.accounting import Event, GumbelFreeze, PoissonGaussian
+from cords_dp.errors import MechanismError
+from cords_dp.mechanisms.exponential import ScoreFreeze
+from cords_dp.mechanisms.gaussian import gaussian_release
+from cords_dp.mechanisms.quantile import tail_histogram, tails_from
+from cords_dp.planning.mechanism import Release
+
+Charge = Callable[[str, str, Event], None]
+
+
+class Releases:
+    """What one selection may draw: the declared releases, each as often as declared.
+
+    Formal guarantee: before the first draw of a release its whole event is charged to its dataset's ledger, which may
+    refuse. Later draws are counted against that charge and refused beyond it. The noise is that of the charged event;
+    a selector cannot choose it. A sum that is not finite is refused. A release without an event is exact: the plan
+    admits that only for a validation set that was declared public.
+    """
+
+    def __init__(
+        self,
+        declared: Sequence[Release],
+        *,
+        charge: Charge,
+        generators: Mapping[str, np.random.Generator],
+        noiseless: bool = False,
+    ):
+        self._declared = {release.name: release for release in declared}
+        self._charge, self._generators, self._noiseless = charge, generators, noiseless
+        self._left: dict[str, int] = {}
+
+    def gaussian(self, name: str, total: np.ndarray) -> np.ndarray:
+        """``total`` with noise. One record's part of it has L2 norm at most the declared sensitivity."""
+        return self._noisy(name, total, stretch=1.0)
+
+    def tail_counts(self, name: str, scores: np.ndarray, labels: np.ndarray, *, classes: int, bins: int) -> np.ndarray:
+        """Noisy numbers of scores in each cell or above, for each class: see `mechanisms.quantile`."""
+        factored, stretch = tail_histogram(scores, labels, classes=classes, bins=bins)
+        return tails_from(self._noisy(name, factored, stretch=stretch))
+
+    def picks(self, name: str, scores: np.ndarray, size: int) -> np.ndarray:
+        """``size`` distinct positions by the exponential mechanism, in one freeze of the scores."""
+        if self._noiseless:
+            return np.argsort(-np.asarray(scores), kind="stable")[:size]
+        release = self._get(name)
+        if release.epsilon0 is None:
+            raise MechanismError(f"release {name!r} was not declared as picks: it has no epsilon0")
+        self._count(release, 1 if isinstance(release.event, GumbelFreeze) else size)
+        freeze = ScoreFreeze(scores, epsilon0=release.epsilon0, sensitivity=release.sensitivity)
+        return freeze.draw(size, self._generators[release.dataset])
+
+    def noise_multiplier(self, name: str) -> float:
+        """σ of a declared Gaussian release, a public number; 0 where no noise is added."""
+        event = None if self._noiseless else self._get(name).event
+        return event.sigma if isinstance(event, PoissonGaussian) else 0.0
+
+    def _noisy(self, name: str, total: np.ndarray, *, stretch: float) -> np.ndarray:
+        """``stretch``: the norm of the public linear map that was applied to what the sensitivity speaks of."""
+        if self._noiseless:
+            return np.asarray(total, dtype=np.float64)
+        release = self._get(name)
+        if release.event is None:
+            return np.asarray(total, dtype=np.float64)
+        if not isinstance(release.event, PoissonGaussian) or release.event.rate != 1:
+            raise MechanismError(f"release {name!r} is no Gaussian release")
+        self._count(release, 1)
+        return gaussian_release(
+            total,
+            sensitivity=release.sensitivity * stretch,
+            noise_multiplier=release.event.sigma,
+            rng=self._generators[release.dataset],
+        )
+
+    def _get(self, name: str) -> Release:
+        if name not in self._declared:
+            raise MechanismError(f"release {name!r} was not declared; declared are {sorted(self._declared)}")
+        return self._declared[name]
+
+    def _count(self, release: Release, draws: int) -> None:
+        assert release.event is not None
+        if release.name not in self._left:
+            self._charge(release.dataset, release.phase, release.event)
+            self._left[release.name] = release.event.count
+        if draws > self._left[release.name]:
+            raise MechanismError(
+                f"release {release.name!r} was declared {release.event.count} times for one selection and has been "
+                "drawn as often; declare more in the mechanism's releases()"
+            )
+        self._left[release.name] -= draws

@@ -1,0 +1,224 @@
+"""What a selection mechanism is, and the mechanisms by name.
+
+A mechanism is a frozen object whose fields are its keys in ``dss_args``. It checks itself, lays out the schedule, lists
+what it releases and builds the selector that does the work. Plan, budget, statement, report and docs read the registry
+and never ask for a mechanism by name.
+
+To write one: subclass `Mechanism`, `register_mechanism` it, and set ``dss_args.mechanism`` to its name. The package
+charges what `releases` declares before a selector can draw it, refuses to draw more, and draws the batches itself at
+the charged rate. So a mechanism can be wrong about which records help, not about ε, unless it carries information
+about the records past `Releases`, which no interface in Python can prevent.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, Bound, Event
+from cords_dp.config.settings import SELECTION_PRIVACY_KEYS, PrivacySettings, SubsetSettings
+from cords_dp.errors import ConfigError, MechanismError
+from cords_dp.planning.schedule import SELECTION, VALIDATION, EpochPlan, Sizes, subset_schedule
+
+if TYPE_CHECKING:
+    from cords_dp.selection.context import SelectionContext, Selector
+
+
+@dataclass(frozen=True)
+class SelectionNoise:
+    """The calibrated noise of a selection: the mechanism's own parameter on D, a noise multiplier on V if private."""
+
+    on_training: float
+    on_validation: float | None
+
+
+@dataclass(frozen=True)
+class Release:
+    """Something that each selection releases, ``event.count`` times.
+
+    event: what it costs in one selection; None for a set that the user has declared public.
+    sensitivity: how far one record can move it, in L2 norm (a score's own range for picks by score).
+    words: what it is and what its sensitivity means, for the privacy statement.
+    epsilon0: for picks by the exponential mechanism, the ε₀ in ``P(e) ∝ exp(ε₀·u_e/2Δ)``.
+    """
+
+    name: str
+    dataset: str
+    event: Event | None
+    sensitivity: float
+    words: str
+    epsilon0: float | None = None
+
+    @property
+    def phase(self) -> str:
+        return SELECTION if self.dataset == TRAINING_DATA else VALIDATION
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mechanism(ABC):
+    """A way of selecting. Subclasses are frozen, keyword-only dataclasses; their fields are keys of ``dss_args``.
+
+    name: the word in ``dss_args.mechanism``.
+    summary, suits_whom: what it costs and for whom it is, for the table in the docs.
+    secret_pool: the pool is secret state of the training mechanism; otherwise it is released and paid for.
+    default_split: the share of the budget left to training where the config does not say.
+    privacy_keys: which of the keys in ``privacy`` that concern selection it uses.
+    noise_symbol, cost_rises: the parameter that is calibrated on D, and whether the cost rises with it.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    suits_whom: ClassVar[str]
+    secret_pool: ClassVar[bool] = False
+    default_split: ClassVar[float] = 0.8
+    privacy_keys: ClassVar[frozenset[str]] = frozenset({"split"})
+    noise_symbol: ClassVar[str] = "sigma_s"
+    cost_rises: ClassVar[bool] = False
+
+    @classmethod
+    def own_keys(cls) -> frozenset[str]:
+        return frozenset(f.name for f in fields(cls))
+
+    @classmethod
+    def suits(cls, keys: Mapping[str, Any]) -> bool:
+        """May it be the default for a config with these keys in ``dss_args``?"""
+        return True
+
+    @classmethod
+    def variants(cls) -> Sequence[tuple[str, dict[str, Any], dict[str, Any]]]:
+        """Its lines in the table of alternatives: label, changes of its own keys, changes of ``privacy``."""
+        return ((f"joint, {cls.name}", {}, {"composition": "joint", "selection_composition": None}),)
+
+    # -- the contract ---------------------------------------------------------------------------------
+
+    def check(self, privacy: PrivacySettings, subset: SubsetSettings) -> None:
+        """Raise a ConfigError where a value is wrong or no guarantee is proved. Needs no data and no sizes."""
+        return None
+
+    def schedule(self, sizes: Sizes, subset: SubsetSettings, epochs: int) -> tuple[EpochPlan, ...]:
+        """By default CORDS' own: a pool of k records, selected anew every ``select_every`` epochs."""
+        return subset_schedule(
+            sizes, subset, epochs, selects=lambda epoch, _: epoch > 1 and (epoch - 1) % subset.select_every == 0
+        )
+
+    def draws_from(self, n: int, k: int) -> int:
+        """How many records a step draws from; decides the batch size where the plan chooses it."""
+        return k
+
+    @property
+    @abstractmethod
+    def reads_validation(self) -> bool:
+        """Does it look at the validation set?"""
+
+    @abstractmethod
+    def releases(self, noise: SelectionNoise, privacy: PrivacySettings, sizes: Sizes) -> tuple[Release, ...]:
+        """What one selection releases, on D and, with `SelectionNoise.on_validation`, on V."""
+
+    @abstractmethod
+    def build(self, context: SelectionContext) -> Selector:
+        """The object that selects."""
+
+    # -- optional -------------------------------------------------------------------------------------
+
+    def bound(self, events: Sequence[Event], delta: float, privacy: PrivacySettings) -> Bound | None:
+        """Its own way to compose its events on D (the paper's formula); None for numerical composition."""
+        return None
+
+    def in_words(self, noise: float, privacy: PrivacySettings, sizes: Sizes, rounds: int) -> list[tuple[str, str]]:
+        """Lines of the budget table about one run."""
+        draws = sum(r.event.count for r in self.releases(SelectionNoise(noise, None), privacy, sizes) if r.event)
+        text = f"{rounds} rounds by {self.name}, {rounds * draws} Gaussian releases, {self.noise_symbol} = {noise:.4f}"
+        return [("selection", text)]
+
+    def price_in_words(self, price: Callable[[float], float], sizes: Sizes, rate: float) -> str:
+        """What its sampling rate costs, where it is not B/k.
+
+        ``price(q)``: by how much the training noise exceeds that of the same steps at rate q without selection.
+        """
+        return ""
+
+
+def declared_releases(
+    mechanism: Mechanism, noise: SelectionNoise, privacy: PrivacySettings, sizes: Sizes
+) -> tuple[Release, ...]:
+    """What a mechanism declares, refused where it would read records for nothing."""
+    releases = mechanism.releases(noise, privacy, sizes)
+    names = [r.name for r in releases]
+    if len(set(names)) < len(names):
+        raise MechanismError(f"mechanism {mechanism.name!r} declares a release twice: {names}")
+    for release in releases:
+        if release.dataset not in (TRAINING_DATA, VALIDATION_DATA):
+            raise MechanismError(f"mechanism {mechanism.name!r}: {release.name!r} reads the unknown dataset")
+        free = release.dataset == VALIDATION_DATA and privacy.validation == "public"
+        if release.event is None and not free:
+            raise MechanismError(f"mechanism {mechanism.name!r}: {release.name!r} reads private records at no charge")
+    reads = any(r.dataset == VALIDATION_DATA for r in releases)
+    if reads != mechanism.reads_validation:
+        raise MechanismError(f"mechanism {mechanism.name!r}: reads_validation and its releases on V do not agree")
+    return releases
+
+
+# --- by name -------------------------------------------------------------------------------------------
+
+_MECHANISMS: dict[str, type[Mechanism]] = {}
+
+
+def register_mechanism(mechanism: type[Mechanism], *, force: bool = False) -> type[Mechanism]:
+    """Make ``dss_args.mechanism = mechanism.name`` choose this class. May stand above a class as a decorator."""
+    if not (isinstance(mechanism, type) and issubclass(mechanism, Mechanism) and is_dataclass(mechanism)):
+        raise MechanismError("a mechanism is a subclass of cords_dp.Mechanism and a frozen, keyword-only dataclass")
+    if not mechanism.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        raise MechanismError(f"mechanism {mechanism.name!r} must be frozen: @dataclass(frozen=True, kw_only=True)")
+    unknown = mechanism.privacy_keys - SELECTION_PRIVACY_KEYS
+    if unknown:
+        raise MechanismError(f"mechanism {mechanism.name!r}: no such keys of privacy concern selection: {unknown}")
+    if mechanism.name in _MECHANISMS and not force:
+        raise MechanismError(f"there is a mechanism {mechanism.name!r} already; pass force=True to replace it")
+    _MECHANISMS[mechanism.name] = mechanism
+    return mechanism
+
+
+def unregister_mechanism(name: str) -> None:
+    """Forget a mechanism, for instance after a test."""
+    _MECHANISMS.pop(name, None)
+
+
+def registered_mechanisms() -> tuple[type[Mechanism], ...]:
+    """In the order of registration; the first that suits a config is its default."""
+    return tuple(_MECHANISMS.values())
+
+
+def mechanism_keys() -> frozenset[str]:
+    """Every key of ``dss_args`` that some mechanism uses."""
+    return frozenset().union(*(m.own_keys() for m in registered_mechanisms()))
+
+
+def read_mechanism(section: Mapping[str, Any], privacy: PrivacySettings, subset: SubsetSettings) -> Mechanism:
+    """The mechanism that ``dss_args`` asks for, checked."""
+    name = section.get("mechanism")
+    if name is None:
+        chosen = next(m for m in registered_mechanisms() if m.suits(section))
+    elif name in _MECHANISMS:
+        chosen = _MECHANISMS[name]
+    else:
+        raise ConfigError("dss_args.mechanism", name, f"unknown; known are {', '.join(map(repr, _MECHANISMS))}")
+    given = {key: section[key] for key in chosen.own_keys() if section.get(key) is not None}
+    mechanism = chosen(**given)
+    mechanism.check(privacy, subset)
+    return mechanism
+
+
+def mechanism_table() -> list[dict[str, str]]:
+    """One row per mechanism, for README and docs."""
+    first = registered_mechanisms()[0].name if _MECHANISMS else ""
+    return [
+        {
+            "`dss_args.mechanism`": f"`{m.name}`" + (" (default)" if m.name == first else ""),
+            "what it costs": m.summary,
+            "for whom": m.suits_whom,
+            "its keys": ", ".join(f"`{key}`" for key in sorted(m.own_keys())),
+        }
+        for m in registered_mechanisms()
+    ]

@@ -1,0 +1,197 @@
+"""The privacy plan: every rate, noise and count of a run, fixed before data is read.
+
+The plan is the only place where selection, training and accounting meet. Sampler, optimizer, selector and ledger all
+take their numbers from it, so they cannot disagree. It holds public values only.
+
+Released by a run, to whoever gets the model: each DP-SGD step (a Poisson-subsampled Gaussian (q, σ), sensitivity C,
+charged to D), and what the mechanism's `releases` list, charged to D or to V. RandomDP and FullDP choose without
+looking at the data and pay for training only. With ``secret_subset`` RandomDP's subset is drawn by secret coins, once,
+and never released: see `amplified`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cords_dp.accounting import (
+    TRAINING_DATA,
+    Bound,
+    Entry,
+    Event,
+    Ledger,
+    PoissonGaussian,
+    epsilon_bound,
+)
+from cords_dp.config.settings import PrivacySettings, SubsetSettings
+from cords_dp.errors import MechanismError
+from cords_dp.planning.mechanism import Mechanism, Release, SelectionNoise, declared_releases
+from cords_dp.planning.schedule import SELECTION, TRAINING, VALIDATION, EpochPlan, Shape
+
+
+@dataclass(frozen=True)
+class PrivacyPlan:
+    """What the run will do and what it will cost. Frozen, printable, public.
+
+    selection_noise: the calibrated parameter of the mechanism (a noise multiplier, or ε₀ of a pick); None where nothing
+        is selected or no noise is added. sigma_validation: the noise multiplier on V, where V is private and read.
+    """
+
+    shape: Shape
+    privacy: PrivacySettings
+    subset: SubsetSettings
+    mechanism: Mechanism | None
+    delta: float
+    sigma: float
+    selection_noise: float | None = None
+    sigma_validation: float | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """Binds ledgers, checkpoints and generators to this plan: another budget or schedule is another run."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()[:32]
+
+    @property
+    def noiseless(self) -> bool:
+        return self.privacy.noiseless
+
+    @property
+    def split(self) -> float:
+        """The share of the budget for training, where selection takes part of it."""
+        if self.privacy.split is not None:
+            return self.privacy.split
+        return self.mechanism.default_split if self.mechanism else 1.0
+
+    @property
+    def validation_is_read(self) -> bool:
+        return self.mechanism is not None and self.shape.rounds > 0 and self.mechanism.reads_validation
+
+    @property
+    def concentration(self) -> float:
+        """How many times as often as in a uniform draw of the same size a record can come into a batch."""
+        return self.shape.rate * self.shape.n / self.shape.batch_size
+
+    @property
+    def secret_pool(self) -> bool:
+        """Is the pool secret state of the training mechanism, or was it paid for (or drawn without looking)?"""
+        return self.subset.secret_subset or (self.mechanism is not None and self.mechanism.secret_pool)
+
+    @property
+    def inclusion(self) -> float:
+        """γ: the chance of a record to be in a secret uniform subset; 1 where no such subset is drawn."""
+        return self.shape.k / self.shape.n if self.subset.secret_subset else 1.0
+
+    # -- events -------------------------------------------------------------------------------
+
+    def step_event(self, epoch: EpochPlan) -> PoissonGaussian:
+        return PoissonGaussian(sigma=self.sigma, rate=epoch.rate, count=epoch.steps)
+
+    def releases(self) -> tuple[Release, ...]:
+        """What one selection releases."""
+        if self.mechanism is None or self.noiseless:
+            return ()
+        if self.selection_noise is None:
+            raise MechanismError(f"the plan has no noise for mechanism {self.mechanism.name!r}")
+        noise = SelectionNoise(self.selection_noise, self.sigma_validation)
+        return declared_releases(self.mechanism, noise, self.privacy, self.shape.sizes)
+
+    def selection_entries(self) -> tuple[Entry, ...]:
+        """What one selection charges, on D and on V."""
+        return tuple(Entry(r.dataset, r.phase, r.event) for r in self.releases() if r.event is not None)
+
+    def entries(self) -> tuple[Entry, ...]:
+        """Everything the run may charge. The ledger refuses more."""
+        if self.noiseless:
+            return ()
+        selection = self.selection_entries() if self.shape.rounds else ()
+        entries: list[Entry] = []
+        for epoch in self.shape.epochs:
+            if epoch.selects:
+                entries += selection
+            if epoch.steps:
+                entries.append(Entry(TRAINING_DATA, epoch.phase, self.step_event(epoch)))
+        return tuple(entries)
+
+    # -- cost ---------------------------------------------------------------------------------
+
+    def cost(self, entries: Sequence[Entry] | None = None) -> Cost:
+        """(ε, δ) by phase and in total, for the whole plan or for the entries given."""
+        if self.noiseless:
+            return Cost({}, Bound(math.inf, 0.0, "none"), None)
+        entries = self.entries() if entries is None else entries
+        phases = {
+            phase: self.phase_bound(phase, [e.event for e in entries if e.phase == phase])
+            for phase in dict.fromkeys(e.phase for e in entries)
+        }
+        on_d = [e for e in entries if e.dataset == TRAINING_DATA]
+        if self.privacy.composition == "basic":
+            total_d = self._basic_total(on_d)
+        else:
+            total_d = self._bound([e.event for e in on_d], self.delta)
+        return Cost(phases, total_d, phases.get(VALIDATION))
+
+    def spent(self, ledger: Ledger) -> Cost:
+        return self.cost(ledger.entries)
+
+    def phase_bound(self, phase: str, events: list[Event]) -> Bound:
+        """ε of one phase taken alone, at the share of δ that it has."""
+        delta = self.phase_delta(phase)
+        own = self.mechanism.bound(events, delta, self.privacy) if self.mechanism and phase == SELECTION else None
+        return own or self._bound(events, delta)
+
+    def phase_delta(self, phase: str) -> float:
+        if self.privacy.composition != "basic" or not self.shape.rounds or phase == VALIDATION:
+            return self.delta
+        return self.delta * (1 - self.split if phase == SELECTION else self.split)
+
+    def _bound(self, events: Sequence[Event], delta: float) -> Bound:
+        inside = epsilon_bound(events, delta / self.inclusion, self.privacy.accountant)
+        if self.inclusion == 1:
+            return inside
+        name = f"{inside.accountant}, amplified by a secret subset"
+        return Bound(amplified(inside.epsilon, self.inclusion), delta, name)
+
+    def _basic_total(self, entries: list[Entry]) -> Bound:
+        """Basic composition: the ε and the δ of training and of selection add up."""
+        training = [e.event for e in entries if e.phase != SELECTION]
+        picking = [e.event for e in entries if e.phase == SELECTION]
+        parts = [self.phase_bound(TRAINING, training)] if training else []
+        if picking:
+            parts.append(self.phase_bound(SELECTION, picking))
+        names = " + ".join(dict.fromkeys(p.accountant for p in parts)) or "none"
+        return Bound(sum(p.epsilon for p in parts), sum(p.delta for p in parts), names)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """(ε, δ) of each phase taken alone, of D in total, and of V in total (None where V is not charged)."""
+
+    phases: dict[str, Bound]
+    training_data: Bound
+    validation_data: Bound | None
+
+    @property
+    def epsilon(self) -> float:
+        """ε for zero-out of one record of D ∪ V: the maximum, since each mechanism reads one of them."""
+        return max(b.epsilon for b in (self.training_data, self.validation_data) if b is not None)
+
+    @property
+    def delta(self) -> float:
+        return max(b.delta for b in (self.training_data, self.validation_data) if b is not None)
+
+
+def amplified(epsilon: float, inclusion: float) -> float:
+    """ε of a mechanism that runs on a secret subset.
+
+    Formal guarantee: let M be (ε, δ)-DP for zero-out, and let every record enter the subset by its own secret coin of
+    probability γ, once for the whole run, the subset never being released. Then M on the subset is
+    (ln(1 + γ(e^ε − 1)), γδ)-DP (Li, Qardaji & Su 2012; Balle, Barthe & Gaboardi 2018).
+    """
+    return math.log1p(inclusion * math.expm1(epsilon))
+
+
+def before_amplification(epsilon: float, inclusion: float) -> float:
+    """The inverse of `amplified`: what the mechanism may spend inside the subset."""
+    return math.log1p(math.expm1(epsilon) / inclusion)

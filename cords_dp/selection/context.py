@@ -1,0 +1,67 @@
+"""What a selector is given, and what it must do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from cords_dp.mechanisms.releases import Releases
+from cords_dp.planning.plan import PrivacyPlan
+from cords_dp.selection.last_layer import LastLayer, last_layer
+from cords_dp.selection.pool import Pool
+
+Weights = Mapping[str, Tensor]  # a released state_dict
+
+
+@dataclass(frozen=True)
+class Records:
+    """The records of one dataset, seen through a copy of the model that nothing else uses."""
+
+    dataset: Dataset
+    model: nn.Module
+    loss: Callable[[Tensor, Tensor], Tensor]  # one loss per record
+    device: str
+
+    def __len__(self) -> int:
+        return len(self.dataset)  # type: ignore[arg-type]
+
+    def at(self, weights: Weights, *, linear_layer: bool = True, projection: int | None = None) -> LastLayer:
+        """Last-layer gradients, logits and labels of every record at released weights. Private values."""
+        self.model.load_state_dict(weights)
+        return last_layer(
+            self.model, self.loss, self.dataset, linear_layer=linear_layer, device=self.device, projection=projection
+        )
+
+
+@dataclass(frozen=True)
+class SelectionContext:
+    """Everything a selector may use.
+
+    plan: public. training: D. validation: V, or None where the mechanism declares no release on it.
+    coins: randomness for choices that do not look at the records, such as who joins a pool blindly.
+    """
+
+    plan: PrivacyPlan
+    training: Records
+    validation: Records | None
+    num_classes: int
+    learning_rate: float
+    coins: np.random.Generator
+
+
+class Selector(Protocol):
+    """Chooses pools. Noise comes from ``releases`` alone; what it returns holds no value past the mechanism's proof."""
+
+    def select(self, weights: Weights, releases: Releases) -> Pool:
+        """A pool at released weights."""
+
+    def state(self) -> dict[str, Any]:
+        """Released values only, as tensors and numbers: what a checkpoint may hold instead of the pool."""
+
+    def restore(self, state: dict[str, Any]) -> Pool:
+        """The pool of a checkpoint, recomputed. Nothing new is released."""

@@ -1,0 +1,347 @@
+"""`exponential`: the paper's GLISTER-DP. GLISTER with every argmax replaced by the exponential mechanism.
+
+A record's score in a selection is ``u_j = ⟨clip_{C_e}(g_j), v⟩``: ``g_j`` its last-layer gradient at the released
+model, ``v`` the validation gradient brought to norm C_v, so |u_j| ≤ C_e·C_v. Picks follow
+``P(e) ∝ exp(ε₀·u_e/2Δ)`` without replacement; weights are 1; exactly k indices.
+
+Formal guarantees
+-----------------
+Unit: one record of D, zero-out; a null record stays in the index set with score 0 and adds nothing to sums.
+
+*Frozen* (``v`` stands still during a selection): zeroing record j changes u_j alone, from u_j to 0, hence by at
+most Δ = C_e·C_v. A selection is one Gumbel freeze; its cost does not depend on k.
+
+*RGreedy, Stochastic, Naive* (``v`` is recomputed at ``θ − η·Σ_{picked} clip(g)`` as in CORDS): given the picks so
+far, zeroing a picked record changes ``v`` and with it every score. Both values of a score lie in
+[−C_e·C_v, C_e·C_v] because ``v`` is brought to norm C_v each time, so no score moves by more than
+Δ = 2·C_e·C_v, whatever ``v`` becomes. Each pick is ε₀-DP given the earlier picks, and picks compose
+adaptively. This ``v`` depends on gradients that are not released: it is neither logged nor stored.
+A Stochastic pick is charged in full: the pick reveals that its record was among the candidates.
+
+The validation gradient reads V only through ``Σ_V clip_{C_v}(g)``. With V private, each evaluation gets Gaussian noise
+of standard deviation σ_v·C_v on every coordinate and is one Gaussian event on V. For a record of D, this noise is
+randomness independent of D, so the bounds above hold for every value of it; for a record of V, the picks are
+post-processing of the noisy gradients and of D. Hence the run's ε is the larger of the two.
+
+*PerClass* is for labels that the user has declared public. Each class has its own ``v``, from the records of V in that
+class. All classes' sums are released together: a record is in one of them, so the sensitivity is still C_v. Frozen
+scores of all classes get their Gumbel noise in one freeze, of which each class keeps its best.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cords_dp.accounting import (
+    TRAINING_DATA,
+    VALIDATION_DATA,
+    Bound,
+    Event,
+    ExponentialPicks,
+    GumbelFreeze,
+    advanced_composition,
+    gaussian,
+)
+from cords_dp.config.settings import PrivacySettings, SubsetSettings
+from cords_dp.config.values import flag, one_of, whole
+from cords_dp.errors import AccountingError, ConfigError
+from cords_dp.mechanisms.releases import Releases
+from cords_dp.planning.mechanism import Mechanism, Release, SelectionNoise
+from cords_dp.planning.schedule import Sizes
+from cords_dp.selection.context import SelectionContext, Selector, Weights
+from cords_dp.selection.last_layer import LastLayer, LastLayerGradients, check_selection_type, moved_sum, to_norm
+from cords_dp.selection.pool import Pool
+from cords_dp.selection.scores import get_score, score_records
+
+_FROZEN = "Frozen"
+_GREEDY_VARIANTS = (_FROZEN, "RGreedy", "Stochastic", "Naive")
+_STOCHASTIC_ERROR = 0.01  # CORDS' choice: candidates = n/k · ln(1/0.01)
+_PICKS, _VALIDATION = "picks", "validation gradient"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exponential(Mechanism):
+    """The paper's mechanism. ``greedy``, ``r``, ``linear_layer`` and ``selection_type`` are CORDS' own keys.
+
+    greedy: how picks move the validation gradient; ``Frozen`` does not. r: rounds of RGreedy.
+    score: ``glister``, ``el2n``, ``grad_norm`` or a registered one; others than ``glister`` need ``Frozen``.
+    """
+
+    name: ClassVar[str] = "exponential"
+    summary: ClassVar[str] = 'the paper\'s; every pick is paid for, unless `greedy="Frozen"`'
+    suits_whom: ClassVar[str] = "whoever reproduces the paper"
+    privacy_keys: ClassVar[frozenset[str]] = frozenset(
+        {"split", "selection_composition", "selection_clip", "validation_clip", "validation_noise", "labels_public"}
+    )
+    noise_symbol: ClassVar[str] = "epsilon0"
+    cost_rises: ClassVar[bool] = True
+
+    greedy: str = _FROZEN
+    r: int = 15
+    linear_layer: bool = True
+    selection_type: str = "Supervised"
+    score: str = "glister"
+
+    @classmethod
+    def variants(cls) -> Sequence[tuple[str, dict[str, Any], dict[str, Any]]]:
+        def way(label: str, composition: str, picks: str, greedy: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
+            return label, {"greedy": greedy}, {"composition": composition, "selection_composition": picks}
+
+        return (
+            way("paper: basic, advanced composition", "basic", "paper", "RGreedy"),
+            way("basic, bounded range", "basic", "bounded_range", "RGreedy"),
+            way("joint, bounded range", "joint", "bounded_range", "RGreedy"),
+            way("basic, frozen scores", "basic", "freeze", _FROZEN),
+            way("joint, frozen scores", "joint", "freeze", _FROZEN),
+        )
+
+    @property
+    def frozen(self) -> bool:
+        """Does the validation gradient stand still while records are picked?"""
+        return self.greedy == _FROZEN
+
+    @property
+    def reads_validation(self) -> bool:
+        return get_score(self.score).uses_validation
+
+    def check(self, privacy: PrivacySettings, subset: SubsetSettings) -> None:
+        one_of("dss_args.greedy", self.greedy, _GREEDY_VARIANTS)
+        whole("dss_args.r", self.r)
+        flag("dss_args.linear_layer", self.linear_layer)
+        get_score(self.score)
+        composition = self.composition(privacy)
+        if self.score != "glister" and not self.frozen:
+            raise ConfigError("dss_args.greedy", self.greedy, f"score {self.score!r} has no greedy step: use 'Frozen'")
+        if composition == "freeze" and not self.frozen:
+            raise ConfigError(
+                "privacy.selection_composition",
+                "freeze",
+                f"greedy={self.greedy!r} moves every score between picks, so the freeze bound does not "
+                "hold; use dss_args.greedy='Frozen' or selection_composition='bounded_range'",
+            )
+        if composition == "paper" and privacy.composition == "joint":
+            raise ConfigError(
+                "privacy.selection_composition",
+                "paper",
+                "the paper's formula gives (ε, δ) and no divergence to compose jointly; use composition='basic'",
+            )
+        check_selection_type(self.selection_type)
+        if self.selection_type == "PerClass" and not privacy.labels_public:
+            raise ConfigError(
+                "dss_args.selection_type",
+                "PerClass",
+                "a class quota reveals who is in the class (with one record in it the pick is certain); use "
+                "'Supervised', or declare the labels public with privacy.labels_public=True",
+            )
+
+    # -- what is released and what it costs ---------------------------------------------------------------
+
+    def composition(self, privacy: PrivacySettings) -> str:
+        """How picks are composed."""
+        if privacy.selection_composition is not None:
+            return privacy.selection_composition
+        if privacy.composition == "basic":
+            return "paper"
+        return "freeze" if self.frozen else "bounded_range"
+
+    def freezes(self, k: int) -> int:
+        """How many stretches of unchanged scores a selection of k picks has."""
+        return {_FROZEN: 1, "RGreedy": min(self.r, k)}.get(self.greedy, k)
+
+    def score_sensitivity(self, privacy: PrivacySettings) -> float:
+        """Δ of the scores: see the proof above."""
+        unit = privacy.selection_clip * privacy.validation_clip
+        return unit if self.frozen else 2 * unit
+
+    def releases(self, noise: SelectionNoise, privacy: PrivacySettings, sizes: Sizes) -> tuple[Release, ...]:
+        delta = self.score_sensitivity(privacy)
+        picks = Release(
+            _PICKS,
+            TRAINING_DATA,
+            self._event(noise.on_training, privacy, sizes.k),
+            delta,
+            f"the subset, picked by score; {delta:g} (score)",
+            epsilon0=noise.on_training,
+        )
+        if not self.reads_validation:
+            return (picks,)
+        event = None if noise.on_validation is None else gaussian(noise.on_validation, self.freezes(sizes.k))
+        clip = privacy.validation_clip
+        words = f"the validation gradient; {clip:g} (clip norm)"
+        return picks, Release(_VALIDATION, VALIDATION_DATA, event, clip, words)
+
+    def _event(self, epsilon0: float, privacy: PrivacySettings, k: int) -> Event:
+        composition = self.composition(privacy)
+        if composition == "freeze":
+            return GumbelFreeze(epsilon0)
+        if composition == "bounded_range" and self.frozen:
+            return ExponentialPicks(epsilon0 / 2, k)  # only the record's own score moves: range ε₀/2
+        return ExponentialPicks(epsilon0, k)
+
+    def bound(self, events: Sequence[Event], delta: float, privacy: PrivacySettings) -> Bound | None:
+        """The paper's formula, where it is asked for."""
+        if self.composition(privacy) != "paper" or not events:
+            return None
+        picks = [e for e in events if isinstance(e, ExponentialPicks)]
+        if len(picks) != len(events) or len({p.epsilon0 for p in picks}) != 1:
+            raise AccountingError("the paper's composition takes picks of one and the same epsilon0")
+        return advanced_composition(ExponentialPicks(picks[0].epsilon0, sum(p.count for p in picks)), delta)
+
+    def in_words(self, noise: float, privacy: PrivacySettings, sizes: Sizes, rounds: int) -> list[tuple[str, str]]:
+        span = 2 * privacy.selection_clip * privacy.validation_clip  # scores lie in [−C_e·C_v, C_e·C_v]
+        best = noise * span / (2 * self.score_sensitivity(privacy))
+        odds = math.exp(best) if best < 50 else math.inf
+        total = rounds * sizes.k
+        return [
+            ("selection", f"{rounds} rounds of {sizes.k} picks = {total} picks, greedy {self.greedy}"),
+            ("per pick", f"epsilon0 = {noise:.6f}, composed by {self.composition(privacy)}"),
+            ("meaning", f"the best record is picked at most e^{best:.4f} = {odds:.4f} times as often as the worst"),
+        ]
+
+    def build(self, context: SelectionContext) -> Selector:
+        return ExponentialSelector(self, context)
+
+
+class ExponentialSelector:
+    """Picks k records; the pool is released and paid for."""
+
+    def __init__(self, mechanism: Exponential, context: SelectionContext):
+        self.mechanism, self.context = mechanism, context
+        self.privacy = context.plan.privacy
+        self.k = context.plan.shape.k
+        self._pool = Pool(np.zeros(0, dtype=np.int64))
+
+    def select(self, weights: Weights, releases: Releases) -> Pool:
+        self.describe(weights)
+        self._pool = Pool(self.pick(releases))
+        return self._pool
+
+    def state(self) -> dict[str, Any]:
+        return {"subset": torch.from_numpy(self._pool.indices.copy())}  # released: it was paid for
+
+    def restore(self, state: dict[str, Any]) -> Pool:
+        self._pool = Pool(state["subset"].numpy())
+        return self._pool
+
+    def describe(self, weights: Weights) -> None:
+        """Last-layer gradients of D and V, as factors; CORDS' n × classes·dim matrix is never built."""
+        layer = self.mechanism.linear_layer
+        self.training: LastLayer = self.context.training.at(weights, linear_layer=layer)
+        validation = self.context.validation
+        self.validation = None if validation is None else validation.at(weights, linear_layer=layer)
+
+    # -- picking ----------------------------------------------------------------------------------------
+
+    def pick(self, releases: Releases) -> np.ndarray:
+        """k indices in freezes of the scores, moving v between freezes."""
+        labels = self.training.labels.cpu().numpy()
+        groups, quotas = self._groups(labels)
+        remaining = [np.flatnonzero(members) for members in groups]
+        directions = self.directions(releases)
+        moves = [torch.zeros_like(v) for v in directions]
+        picked: list[np.ndarray] = []
+        freezes = self.mechanism.freezes(self.k)
+        for number in range(freezes):
+            if number:
+                directions = self.directions(releases, moves)
+            sizes = [_share(quota, freezes, number) for quota in quotas]
+            chosen = self._draw(releases, remaining, directions, sizes)
+            picked += chosen
+            remaining = [np.setdiff1d(r, c, assume_unique=True) for r, c in zip(remaining, chosen, strict=True)]
+            if not self.mechanism.frozen:
+                for move, indices in zip(moves, chosen, strict=True):
+                    rows = self.training.gradients.rows(torch.from_numpy(indices))
+                    move += rows.clipped_sum(self.privacy.selection_clip)
+        return np.concatenate(picked)
+
+    def _groups(self, labels: np.ndarray) -> tuple[list[np.ndarray], list[int]]:
+        """All records, or each class by itself with its quota of the k."""
+        if self.mechanism.selection_type != "PerClass":
+            return [np.ones(len(labels), dtype=bool)], [self.k]
+        classes, counts = np.unique(labels, return_counts=True)
+        return [labels == label for label in classes], class_quotas(counts, self.k)
+
+    def _draw(
+        self, releases: Releases, remaining: list[np.ndarray], directions: list[Tensor], sizes: list[int]
+    ) -> list[np.ndarray]:
+        """One freeze: ``sizes[i]`` records out of each group."""
+        if self.mechanism.frozen and len(remaining) > 1:
+            # One freeze of all scores; the best of each class, in the order of the noisy scores, are post-processing.
+            everyone = np.concatenate(remaining)
+            scores = np.concatenate([self.scores(v, r) for v, r in zip(directions, remaining, strict=True)])
+            order = everyone[releases.picks(_PICKS, scores, len(everyone))]
+            return [order[np.isin(order, r)][:size] for r, size in zip(remaining, sizes, strict=True)]
+        chosen = []
+        for indices, v, size in zip(remaining, directions, sizes, strict=True):
+            candidates = self._candidates(indices)
+            chosen.append(candidates[releases.picks(_PICKS, self.scores(v, candidates), size)])
+        return chosen
+
+    def _candidates(self, remaining: np.ndarray) -> np.ndarray:
+        """Records that take part in a freeze: all, or a random sample for Stochastic."""
+        if self.mechanism.greedy != "Stochastic":
+            return remaining
+        sample = math.ceil(self.context.plan.shape.n / self.k * math.log(1 / _STOCHASTIC_ERROR))
+        return self.context.coins.choice(remaining, size=min(sample, len(remaining)), replace=False, shuffle=False)
+
+    def scores(self, v: Tensor, indices: np.ndarray) -> np.ndarray:
+        """Gains of some records, in float64."""
+        gradients = self.training.gradients
+        if len(indices) > len(gradients) // 2:  # copying the inputs of most records takes longer than scoring them all
+            return self._scores(v, gradients)[indices]
+        return self._scores(v, gradients.rows(torch.from_numpy(indices)))
+
+    def _scores(self, v: Tensor, gradients: LastLayerGradients) -> np.ndarray:
+        bound = self.privacy.selection_clip * self.privacy.validation_clip
+        if self.mechanism.score == "glister":
+            scores = gradients.scores(v, self.privacy.selection_clip)
+        else:
+            score = get_score(self.mechanism.score)
+            scores = bound * score_records(score, gradients.with_unit_inputs(), torch.zeros_like(v))
+        # Rounding must not carry a score past the bound that the sensitivity rests on.
+        return np.clip(scores.double().cpu().numpy(), -bound, bound)
+
+    # -- the validation gradient --------------------------------------------------------------------------
+
+    def directions(self, releases: Releases, moves: list[Tensor] | None = None) -> list[Tensor]:
+        """v of each group, at the model's weights or one step along ``moves``; ‖v‖ = C_v."""
+        gradients, groups = self.training.gradients, self._groups(self.training.labels.cpu().numpy())[0]
+        clip = self.privacy.validation_clip
+        if self.validation is None:
+            return [gradients.r.new_zeros(gradients.r.shape[1], gradients.a.shape[1]) for _ in groups]
+        labels = self.validation.labels
+        classes = torch.unique(self.training.labels).tolist()
+        parts = (
+            [labels == label for label in classes]
+            if len(groups) > 1
+            else [torch.full_like(labels, True, dtype=torch.bool)]
+        )
+        rate, loss = self.context.learning_rate, self.context.training.loss
+        sums = [
+            moved_sum(self.validation.rows(part), loss, clip, None if moves is None else rate * moves[number])
+            for number, part in enumerate(parts)
+        ]
+        noisy = releases.gaussian(_VALIDATION, torch.stack(sums).double().cpu().numpy())
+        return [to_norm(torch.from_numpy(total).to(gradients.r), clip) for total in noisy]
+
+
+def _share(quota: int, freezes: int, number: int) -> int:
+    """Picks of one freeze: they add up to the quota exactly (CORDS' RGreedy overshoots)."""
+    base, extra = divmod(quota, freezes)
+    return base + (number < extra)
+
+
+def class_quotas(counts: np.ndarray, k: int) -> list[int]:
+    """Shares of the k records in proportion to public class sizes, by largest remainder."""
+    exact = counts * (k / counts.sum())
+    quotas = np.floor(exact).astype(int)
+    for index in np.argsort(-(exact - quotas), kind="stable")[: k - quotas.sum()]:
+        quotas[index] += 1
+    return quotas.tolist()

@@ -1,0 +1,72 @@
+"""What a private strategy hands over: which records may be drawn, with which weights and chances. Never batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cords_dp.errors import MechanismError
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Records to draw from. The package draws the batches, at the rate and as often as charged.
+
+    indices: distinct positions in the training set.
+    weights: in [0, 1], multiply the clipped gradients of the records; None for 1.
+    chances: in [0, 1], of a record that a step has drawn to stay in it; None for 1.
+
+    Formal guarantee: with values in these ranges and distinct indices, a record's part of a step has norm at most C and
+    is there with probability at most the charged rate. Anything else is refused here.
+    """
+
+    indices: np.ndarray
+    weights: np.ndarray | None = None
+    chances: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        indices = np.asarray(self.indices)
+        if indices.ndim != 1 or (indices.size and not np.issubdtype(indices.dtype, np.integer)):
+            raise MechanismError("a pool's indices must be a vector of whole numbers")
+        indices = indices.astype(np.int64)
+        if indices.size and (indices.min() < 0 or np.unique(indices).size < indices.size):
+            raise MechanismError("a pool's indices must be distinct and not negative: no record may be drawn twice")
+        object.__setattr__(self, "indices", _read_only(indices))
+        for name in ("weights", "chances"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, self._in_range(name))
+
+    def _in_range(self, name: str) -> np.ndarray:
+        values = np.array(getattr(self, name), dtype=np.float64)
+        if values.shape != self.indices.shape:
+            raise MechanismError(f"a pool needs as many {name} as indices")
+        if not ((values >= 0) & (values <= 1)).all():  # false for NaN
+            raise MechanismError(f"a pool's {name} must lie in [0, 1]: no charge covers others")
+        return _read_only(values)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    @classmethod
+    def everything(cls, n: int) -> Pool:
+        return cls(np.arange(n))
+
+
+def checked_pool(pool: object, n: int) -> Pool:
+    """What a strategy has handed over, if it is a pool of records of a training set of n."""
+    if not isinstance(pool, Pool):
+        raise MechanismError(
+            f"a private strategy hands over a cords_dp.Pool, not {type(pool).__name__}: which records may be drawn. "
+            "The package draws the batches, so that there are as many as were charged, at the charged rate. Write "
+            "register_strategy(name, build, private=True) with build(context) returning Pool(indices, weights=None, "
+            "chances=None), or an object whose pool(epoch) returns one"
+        )
+    if len(pool) and int(pool.indices.max()) >= n:
+        raise MechanismError("a pool's indices lie outside the training set")
+    return pool
+
+
+def _read_only(values: np.ndarray) -> np.ndarray:
+    values.flags.writeable = False
+    return values

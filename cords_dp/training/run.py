@@ -1,0 +1,207 @@
+"""A config, checked and resolved once: what a run needs to know before it touches data or writes a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+
+import cords_dp.dataloaders.builtin  # noqa: F401 - registers the strategies that come with us
+from cords_dp.config import PrivacySettings, SubsetSettings, frozen_copy
+from cords_dp.config.settings import (
+    AUTO,
+    CORDS_STRATEGY_KEYS,
+    SELECTION_PRIVACY_KEYS,
+    check_keys,
+    check_sections,
+    read_privacy,
+    read_subset,
+    read_training,
+)
+from cords_dp.config.values import short
+from cords_dp.datasets import check_dataset, known_sizes
+from cords_dp.distributed import current_world, local_rank
+from cords_dp.errors import ConfigError
+from cords_dp.models import check_model
+from cords_dp.planning import Mechanism, PrivacyPlan, build_plan, read_mechanism
+from cords_dp.planning.mechanism import mechanism_keys, registered_mechanisms
+from cords_dp.registry import Strategy, get_strategy
+from cords_dp.training.optim import check_optimizer
+
+_OWN_KEYS = frozenset({"type", "mechanism", "collate_fn", *(f.name for f in fields(SubsetSettings))})
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything that a config says, checked. ``config`` is a read-only copy with defaults filled in.
+
+    privacy is None for a strategy that is not private, mechanism for one that does not select. batch_size and
+    learning_rate are None where the plan chooses. unused: keys of CORDS' strategies that this run does not use.
+    """
+
+    config: Mapping[str, Any]
+    strategy: Strategy
+    privacy: PrivacySettings | None
+    subset: SubsetSettings
+    mechanism: Mechanism | None
+    epochs: int
+    batch_size: int | None
+    learning_rate: float | None
+    device: str
+    seed: int | None
+    unused: tuple[str, ...] = ()
+
+    def section(self, name: str) -> Mapping[str, Any]:
+        return self.config.get(name) or {}
+
+    def plan(self, n: int, n_validation: int) -> PrivacyPlan | None:
+        """The privacy plan for public sizes, or None for a strategy that is not private."""
+        if self.privacy is None:
+            return None
+        return build_plan(
+            self.strategy.name,
+            self.privacy,
+            self.subset,
+            self.mechanism,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            n=n,
+            n_validation=n_validation,
+            uses_all=self.strategy.uses_all,
+        )
+
+    def with_plan(self, plan: PrivacyPlan | None, learning_rate: float) -> Run:
+        """The same run with everything known: batch size and learning rate as they will be used."""
+        batch_size = plan.shape.batch_size if plan else self.batch_size
+        changes = {
+            "dataloader": {**self.section("dataloader"), "batch_size": batch_size},
+            "optimizer": {**self.section("optimizer"), "lr": learning_rate},
+        }
+        config = frozen_copy({**self.config, **changes})
+        return replace(self, config=config, batch_size=batch_size, learning_rate=learning_rate)
+
+
+def resolve(cfg: Mapping[str, Any], *, own_data: bool = False, plan: bool = True) -> Run:
+    """Check everything that can be checked without data. The config itself is left as it is.
+
+    ``own_data``: datasets will be handed to ``train``. ``plan``: also make the plan, which takes seconds.
+    """
+    config = frozen_copy(cfg)
+    strategy = get_strategy((config.get("dss_args") or {}).get("type"))
+    check_sections(config)
+    if strategy.private:
+        check_keys("dss_args", config["dss_args"], {*_OWN_KEYS, *CORDS_STRATEGY_KEYS, *mechanism_keys()})
+    epochs, batch_size, learning_rate = read_training(config)
+    check_optimizer(config)
+    check_model(config)
+    for key, value in (("dataloader.batch_size", batch_size), ("optimizer.lr", learning_rate)):
+        if value is None and not strategy.private:
+            raise ConfigError(key, AUTO, "follows the privacy plan, which only private strategies have; give a number")
+    _check_loss(config, strategy)
+    if not own_data:
+        check_dataset(config, private=strategy.private)
+    privacy = read_privacy(config) if strategy.private else None
+    subset = read_subset(config, uses_all=strategy.uses_all) if strategy.private else SubsetSettings()
+    mechanism = read_mechanism(config["dss_args"], privacy, subset) if privacy and strategy.selects else None
+    run = Run(
+        config=_with_defaults(config, strategy, subset),
+        strategy=strategy,
+        privacy=privacy,
+        subset=subset,
+        mechanism=mechanism,
+        epochs=epochs,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+        device=_device(config["train_args"].get("device")),
+        seed=_seed(config["train_args"].get("seed")),
+        unused=_unused_keys(config, strategy, mechanism) if strategy.private else (),
+    )
+    _check_publishing(run)
+    if plan and not own_data and strategy.private and (sizes := known_sizes(config)) is not None:
+        run.plan(*sizes)  # batch size, delta and selection rules depend on n
+    return run
+
+
+def _check_loss(config: Mapping[str, Any], strategy: Strategy) -> None:
+    loss = config["loss"].get("type")
+    if loss not in ("CrossEntropyLoss", "MeanSquaredLoss"):
+        raise ConfigError("loss.type", loss, "must be CrossEntropyLoss or MeanSquaredLoss")
+    if strategy.private and (config.get("is_reg") or loss != "CrossEntropyLoss"):
+        raise ConfigError("loss.type", loss, "private strategies train classifiers: CrossEntropyLoss")
+
+
+def _unused_keys(config: Mapping[str, Any], strategy: Strategy, mechanism: Mechanism | None) -> tuple[str, ...]:
+    """Keys that this run does not use. A key of ours that the chosen mechanism does not use is an error."""
+    used = mechanism.own_keys() if mechanism else frozenset()
+    dss_args, privacy = config["dss_args"], config["privacy"]
+    extra = [key for key, value in dss_args.items() if key not in {*used, *_OWN_KEYS} and value is not None]
+    wanted = mechanism.privacy_keys if mechanism else frozenset()
+    foreign = [key for key in privacy if key in SELECTION_PRIVACY_KEYS - wanted and privacy[key] is not None]
+    if mechanism is not None:
+        for key in (key for key in extra if key not in CORDS_STRATEGY_KEYS):
+            users = ", ".join(m.name for m in registered_mechanisms() if key in m.own_keys())
+            raise ConfigError(
+                f"dss_args.{key}",
+                short(dss_args[key]),
+                f"mechanism {mechanism.name!r} does not use it; remove it, or choose dss_args.mechanism from {users}",
+            )
+        for key in foreign:
+            users = ", ".join(m.name for m in registered_mechanisms() if key in m.privacy_keys)
+            raise ConfigError(
+                f"privacy.{key}",
+                short(privacy[key]),
+                f"mechanism {mechanism.name!r} does not use it; remove it, or choose dss_args.mechanism from {users}",
+            )
+    else:  # it does not select at all, so CORDS' keys about selecting need no mention
+        extra = [key for key in dss_args if key in {"mechanism", *extra} and key not in CORDS_STRATEGY_KEYS]
+    return tuple([f"dss_args.{key}" for key in extra] + [f"privacy.{key}" for key in foreign])
+
+
+def _check_publishing(run: Run) -> None:
+    secret = run.subset.secret_subset or (run.mechanism is not None and run.mechanism.secret_pool)
+    if run.subset.publish_subset and (run.strategy.uses_all or secret):
+        paid = ", ".join(repr(m.name) for m in registered_mechanisms() if not m.secret_pool)
+        raise ConfigError(
+            "dss_args.publish_subset",
+            True,
+            "the pool of this strategy is secret state of the training mechanism (or all records); to publish a subset "
+            f"use RandomDP, or GLISTERDP with one of the mechanisms {paid}",
+        )
+
+
+def _with_defaults(config: Mapping[str, Any], strategy: Strategy, subset: SubsetSettings) -> Mapping[str, Any]:
+    """Values that CORDS' constructor reads and a short config leaves out."""
+    defaults: dict[str, dict[str, Any]] = {
+        "dss_args": {"select_every": subset.select_every, "kappa": subset.kappa},
+        "ckpt": {"is_load": False, "is_save": False, "dir": "results/", "save_every": 1},
+        "train_args": {"results_dir": "results/", "run": 1, "print_every": 1},
+        "dataset": {"name": "custom"},
+        "scheduler": {},
+    }
+    if strategy.uses_all:
+        defaults["dss_args"]["fraction"] = 1.0
+    sections = {name: {**values, **(config.get(name) or {})} for name, values in defaults.items()}
+    return frozen_copy({"setting": "SL", "is_reg": False, **config, **sections})
+
+
+def _device(name: Any) -> str:
+    wanted = str(name or "cpu")
+    try:
+        device = torch.device(wanted)
+    except RuntimeError as error:
+        raise ConfigError("train_args.device", wanted, "must be cpu, cuda or cuda:N") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        return "cpu"
+    if device.type == "cuda" and current_world().size > 1:
+        return f"cuda:{local_rank()}"
+    return wanted
+
+
+def _seed(value: Any) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ConfigError("train_args.seed", value, "must be a whole number of at least 0, or left out")
+    return value
