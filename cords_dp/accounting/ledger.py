@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ class Ledger:
     def charge(self, dataset: str, phase: str, event: Event) -> None:
         """Record ``event`` durably. Call this before the noise of the event is drawn."""
         entry = Entry(dataset, phase, event)
+        to_dict(event)  # refuses what could not be read back
         if self.allowance is not None:
             self._refuse_beyond_allowance(entry)
         self.entries.append(entry)
@@ -107,7 +108,7 @@ class Ledger:
 
 
 def _counts(entries: list[Entry]) -> list[tuple[Event, int]]:
-    return [(replace(event, count=1), event.count) for event in merge([e.event for e in entries])]
+    return [(event.with_count(1), event.count) for event in merge([e.event for e in entries])]
 
 
 def write_durably(path: Path, text: str) -> None:
