@@ -1,5 +1,6 @@
 """Accounting: events, a durable ledger, numerical composition, calibration. Knows no training."""
 
+from cords_dp.accounting.branches import BranchMaximum
 from cords_dp.accounting.calibration import calibrate
 from cords_dp.accounting.composition import ACCOUNTANTS, Bound, advanced_composition, epsilon_bound
 from cords_dp.accounting.events import Event, register_event
@@ -12,6 +13,7 @@ __all__ = [
     "TRAINING_DATA",
     "VALIDATION_DATA",
     "Bound",
+    "BranchMaximum",
     "Entry",
     "Event",
     "ExponentialPicks",
