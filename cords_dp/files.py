@@ -1,0 +1,68 @@
+"""Files that are there whole or not at all, also after a crash."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import secrets
+import zlib
+from pathlib import Path
+
+_TEMPORARY = re.compile(r"\..+\.(?P<host>[0-9a-f]{8})-(?P<pid>\d+)-[0-9a-f]{8}\.tmp")
+
+
+def write_durably(path: Path, content: str | bytes, *, mode: int | None = None) -> None:
+    """Replace the file at ``path``: after a crash the old content or the new one is there, whole.
+
+    The content is on the device when this returns. ``mode`` sets the permissions (0o600: for the owner's eyes only)
+    from the first byte on; otherwise the process' umask decides.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{_host()}-{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else mode)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def remove_stale(folder: Path) -> list[Path]:
+    """Remove the temporary files that writers on this machine left in ``folder`` when they were killed; name them."""
+    removed = []
+    for path in sorted(folder.glob(".*.tmp")):
+        name = _TEMPORARY.fullmatch(path.name)
+        # Whether a process on another machine is still writing cannot be seen from here.
+        if name is not None and name["host"] == _host() and not _alive(int(name["pid"])):
+            path.unlink(missing_ok=True)
+            removed.append(path)
+    return removed
+
+
+def _sync_folder(folder: Path) -> None:
+    """A rename is durable once its folder is."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _host() -> str:
+    return f"{zlib.crc32(platform.node().encode()):08x}"
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True  # somebody else's process, or no process id at all: not ours to judge
+    return True
