@@ -1,15 +1,19 @@
 """Accounting: events, a durable ledger, numerical composition, calibration. Knows no training."""
 
+from cords_dp.accounting.branches import BranchMaximum
 from cords_dp.accounting.calibration import calibrate
 from cords_dp.accounting.composition import ACCOUNTANTS, Bound, advanced_composition, epsilon_bound
-from cords_dp.accounting.events import Event, ExponentialPicks, GumbelFreeze, PoissonGaussian, gaussian
+from cords_dp.accounting.events import Event, register_event
 from cords_dp.accounting.ledger import TRAINING_DATA, VALIDATION_DATA, Entry, Ledger
+from cords_dp.accounting.picks import ExponentialPicks, GumbelFreeze, gumbel_hockey_stick
+from cords_dp.accounting.poisson_gaussian import PoissonGaussian, gaussian
 
 __all__ = [
     "ACCOUNTANTS",
     "TRAINING_DATA",
     "VALIDATION_DATA",
     "Bound",
+    "BranchMaximum",
     "Entry",
     "Event",
     "ExponentialPicks",
@@ -20,4 +24,6 @@ __all__ = [
     "calibrate",
     "epsilon_bound",
     "gaussian",
+    "gumbel_hockey_stick",
+    "register_event",
 ]

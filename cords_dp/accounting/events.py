@@ -1,98 +1,113 @@
-"""Privacy events: what a mechanism did, as data. Only `composition` turns events into ε.
+"""Privacy events: what a mechanism did, as data that owns its divergences. Only `composition` turns events into ε.
 
 Every event describes the privacy loss of **one record under zero-out**: the record's contribution to
 the query is replaced by the zero vector (or score 0), everything else staying as it is.
+
+A new kind of event is one frozen dataclass: derive from `Event`, write the divergences that you can prove, and
+decorate it with `register_event`. Accountants refuse an event whose divergence they need and do not find.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar
+from abc import ABC
+from collections.abc import Iterable
+from dataclasses import asdict, is_dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 
 from cords_dp.errors import AccountingError
 
+if TYPE_CHECKING:
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-@dataclass(frozen=True)
-class PoissonGaussian:
-    """``count`` noisy sums over batches into which each record falls independently with probability at most ``rate``.
+PLD_STEP = 1e-4  # every PLD lies on this grid of losses: only then do they compose
 
-    Dominated by the pair ((1−q)·N(0,σ²) + q·N(1,σ²), N(0,σ²)) and its reverse. ``rate = 1`` is the
-    plain Gaussian mechanism. Requires fresh, secret, independent coins.
+E = TypeVar("E", bound="Event")
+
+
+class Event(ABC):
+    """``count`` uses of one mechanism, each possibly depending on the outputs of those before it.
+
+    The divergences below are those of **one** use, whatever ``count`` says, and must hold for every pair of neighbours
+    in both directions; accountants compose them ``count`` times. Subclasses are frozen dataclasses, since equal
+    events are counted together, with a field ``count``.
     """
 
-    kind: ClassVar[str] = "poisson_gaussian"
-    sigma: float
-    rate: float
-    count: int = 1
+    kind: ClassVar[str]
+    count: int
 
-    def __post_init__(self) -> None:
-        if not (self.sigma > 0 and 0 < self.rate <= 1 and self.count >= 0):
-            raise AccountingError(f"not a Poisson-subsampled Gaussian event: {self}")
+    def rdp(self, order: float) -> float:
+        """Upper bound on the Rényi divergence of this order, the larger of both directions; may be infinite."""
+        self._refuse("rdp")
 
+    def pld(self) -> PrivacyLossDistribution:
+        """A dominating pair for each direction, discretised pessimistically on multiples of `PLD_STEP`."""
+        self._refuse("pld")
 
-def gaussian(sigma: float, count: int = 1) -> PoissonGaussian:
-    """``count`` releases by the Gaussian mechanism with noise multiplier ``sigma``."""
-    return PoissonGaussian(sigma=sigma, rate=1.0, count=count)
+    def prv(self) -> Any:
+        """prv-accountant's random variable of the direction in which the record is present."""
+        self._refuse("prv")
 
+    def _refuse(self, accountant: str) -> NoReturn:
+        raise AccountingError(f"{accountant} has no dominating pair for {self.kind}")
 
-@dataclass(frozen=True)
-class ExponentialPicks:
-    """``count`` adaptive picks, each ε₀-DP with log-likelihood ratios of range ε₀.
+    def with_count(self: E, count: int) -> E:
+        return replace(self, count=count)  # type: ignore[type-var]
 
-    For scores that may all move by Δ when one record is zeroed. ``count`` is the number of *picks*:
-    a Gumbel-top-m draw is m of them.
-    """
+    def parameters(self) -> dict[str, Any]:
+        """The fields in JSON's terms; the inverse of `from_parameters`."""
+        return asdict(self)  # type: ignore[call-overload]
 
-    kind: ClassVar[str] = "exponential_picks"
-    epsilon0: float
-    count: int = 1
-
-    def __post_init__(self) -> None:
-        if not (self.epsilon0 > 0 and self.count >= 0):
-            raise AccountingError(f"not an exponential-mechanism event: {self}")
+    @classmethod
+    def from_parameters(cls: type[E], parameters: dict[str, Any]) -> E:
+        return cls(**parameters)
 
 
-@dataclass(frozen=True)
-class GumbelFreeze:
-    """``count`` whole score freezes in which zeroing a record moves only its own score.
-
-    The noisy scores ``ε₀u/2Δ + Gumbel`` of a freeze differ between neighbours by a shift of at most
-    ``s = ε₀/2``, of either sign, in a single coordinate. Any number of picks is post-processing.
-    """
-
-    kind: ClassVar[str] = "gumbel_freeze"
-    epsilon0: float
-    count: int = 1
-
-    def __post_init__(self) -> None:
-        if not (self.epsilon0 > 0 and self.count >= 0):
-            raise AccountingError(f"not a Gumbel-freeze event: {self}")
-
-    @property
-    def shift(self) -> float:
-        return self.epsilon0 / 2
+def is_count(value: Any) -> bool:
+    """Is it a number of uses? Half an event, or True of them, is a mistake somewhere else."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-Event = PoissonGaussian | ExponentialPicks | GumbelFreeze
-_KINDS: dict[str, type] = {cls.kind: cls for cls in (PoissonGaussian, ExponentialPicks, GumbelFreeze)}
+# --- kinds -------------------------------------------------------------------------------------------
+
+
+_KINDS: dict[str, type[Event]] = {}
+
+
+def register_event(cls: type[E]) -> type[E]:
+    """Class decorator: ledgers can hold events of this ``kind``. A kind is registered once and never replaced."""
+    if not (isinstance(cls, type) and issubclass(cls, Event) and is_dataclass(cls)):
+        raise AccountingError(f"{cls!r} is not a dataclass derived from Event")
+    if not isinstance(getattr(cls, "kind", None), str):
+        raise AccountingError(f"{cls.__name__} has no kind: give it a class variable `kind`")
+    if cls.kind in _KINDS:
+        raise AccountingError(f"events of kind {cls.kind!r} are {_KINDS[cls.kind].__name__}; choose another kind")
+    _KINDS[cls.kind] = cls
+    return cls
 
 
 def to_dict(event: Event) -> dict[str, Any]:
-    return {"kind": event.kind, **asdict(event)}
+    if _KINDS.get(getattr(event, "kind", "")) is not type(event):
+        raise AccountingError(f"{event!r} is not an event of a registered kind; see register_event")
+    return {"kind": event.kind, **event.parameters()}
 
 
 def from_dict(data: dict[str, Any]) -> Event:
-    fields = dict(data)
-    kind = fields.pop("kind")
+    parameters = dict(data)
+    kind = parameters.pop("kind", None)
     if kind not in _KINDS:
         raise AccountingError(f"unknown privacy event {kind!r}")
-    return _KINDS[kind](**fields)
+    try:
+        return _KINDS[kind].from_parameters(parameters)
+    except (TypeError, ValueError) as error:
+        raise AccountingError(f"not an event of kind {kind!r}: {error}") from error
 
 
-def merge(events: list[Event]) -> tuple[Event, ...]:
+def merge(events: Iterable[Event]) -> tuple[Event, ...]:
     """Add up the counts of equal events; order does not matter for the bounds used here."""
     totals: dict[Event, int] = {}
     for event in events:
-        key = replace(event, count=1)
+        if not isinstance(event, Event):
+            raise AccountingError(f"{event!r} is not a privacy event, so nobody can say what it costs")
+        key = event.with_count(1)
         totals[key] = totals.get(key, 0) + event.count
-    return tuple(replace(key, count=count) for key, count in totals.items() if count)
+    return tuple(key.with_count(count) for key, count in totals.items() if count)

@@ -1,24 +1,28 @@
 """The ledger: which events were charged to which dataset, on disk before any noise is drawn.
 
 A crash may waste budget, it never regains any: `Ledger.charge` returns only after the entry has been
-written, flushed to the device and renamed into place. Reloading an older checkpoint does not lower
+appended to the ledger's journal and flushed to the device. Reloading an older checkpoint does not lower
 what was spent, since the ledger is a file of its own that only grows.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import secrets
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cords_dp.accounting.events import Event, from_dict, merge, to_dict
+from cords_dp.accounting.events import Event, from_dict, to_dict
+from cords_dp.accounting.journal import Journal
 from cords_dp.errors import AccountingError, BudgetExceededError
+from cords_dp.files import remove_stale, write_durably
+
+__all__ = ["TRAINING_DATA", "VALIDATION_DATA", "Entry", "Ledger", "write_durably"]
 
 TRAINING_DATA = "D"
 VALIDATION_DATA = "V"
+_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -29,98 +33,182 @@ class Entry:
     phase: str
     event: Event
 
+    def to_dict(self) -> dict[str, Any]:
+        return {"dataset": self.dataset, "phase": self.phase, "event": to_dict(self.event)}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Entry:
+        try:
+            return cls(str(data["dataset"]), str(data["phase"]), from_dict(data["event"]))
+        except (KeyError, TypeError) as error:
+            raise AccountingError(f"not a charge: {data!r}") from error
+
 
 @dataclass
 class Ledger:
     """Charged events and the allowance: the planned number of each event, beyond which charges are refused.
 
     The allowance comes from the plan, whose total was shown to fit the budget before the run. ``fingerprint`` names the
-    plan and ``id`` this ledger: a checkpoint is continued only with the ledger it was written under.
+    plan, ``binding`` the data (a digest of dataset section, data seed and split) and ``id`` this ledger: a run is
+    continued only with the plan and the data it began with, a checkpoint only with the ledger it was written under.
+
+    A charge costs the same however many came before: one line is appended, and in memory equal charges are counted.
+    With ``path = None`` the ledger is in memory only. It can be pickled; a copy does not write to its original's file.
     """
 
     allowance: tuple[Entry, ...] | None = None
     path: Path | None = None
-    entries: list[Entry] = field(default_factory=list)
     attempts: int = 0
     fingerprint: str = ""
+    binding: str = ""
     id: str = field(default_factory=lambda: secrets.token_hex(8))
+    charges: int = field(default=0, init=False)
+    _counts: dict[Entry, int] = field(default_factory=dict, init=False, repr=False)
+    _spent: dict[tuple[str, Event], int] = field(default_factory=dict, init=False, repr=False)
+    _journal: Journal | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._planned = _by_event(self.allowance or ())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_journal": None}
+
+    # -- charging ---------------------------------------------------------------------------------------
 
     def charge(self, dataset: str, phase: str, event: Event) -> None:
         """Record ``event`` durably. Call this before the noise of the event is drawn."""
         entry = Entry(dataset, phase, event)
+        record = {"charge": entry.to_dict()}  # refuses what could not be read back
         if self.allowance is not None:
             self._refuse_beyond_allowance(entry)
-        self.entries.append(entry)
-        self.save()
+        if self.path is not None:
+            self._open_journal().append(record)
+        self._count(entry)
 
     def _refuse_beyond_allowance(self, entry: Entry) -> None:
-        planned = dict(_counts([e for e in self.allowance or () if e.dataset == entry.dataset]))
-        spent = dict(_counts([e for e in [*self.entries, entry] if e.dataset == entry.dataset]))
-        for kind, count in spent.items():
-            if count > planned.get(kind, 0):
+        asked = {(entry.dataset, entry.event.with_count(1)): entry.event.count}
+        for key in [*self._spent, *asked]:
+            count, planned = self._spent.get(key, 0) + asked.get(key, 0), self._planned.get(key, 0)
+            if key[0] == entry.dataset and count > planned:
                 raise BudgetExceededError(
-                    f"the budget of {entry.dataset} is used up: the plan pays for {planned.get(kind, 0)} "
-                    f"events of kind {kind.kind!r} and number {count} was asked for. Steps repeated after "
+                    f"the budget of {entry.dataset} is used up: the plan pays for {planned} "
+                    f"events of kind {key[1].kind!r} and number {count} was asked for. Steps repeated after "
                     "an interruption are charged again; keep the last checkpoint as the result."
                 )
+
+    def _count(self, entry: Entry) -> None:
+        single = entry.event.with_count(1)
+        what, whose = Entry(entry.dataset, entry.phase, single), (entry.dataset, single)
+        self._counts[what] = self._counts.get(what, 0) + entry.event.count
+        self._spent[whose] = self._spent.get(whose, 0) + entry.event.count
+        self.charges += 1
+
+    # -- reading ----------------------------------------------------------------------------------------
+
+    @property
+    def entries(self) -> list[Entry]:
+        """What was charged: one entry per dataset, phase and event, counts added up, in order of first appearance."""
+        return [Entry(e.dataset, e.phase, e.event.with_count(count)) for e, count in self._counts.items()]
 
     def events(self, dataset: str, phase: str | None = None) -> list[Event]:
         return [e.event for e in self.entries if e.dataset == dataset and phase in (None, e.phase)]
 
     def phases(self, dataset: str) -> list[str]:
-        return list(dict.fromkeys(e.phase for e in self.entries if e.dataset == dataset))
-
-    def save(self) -> None:
-        if self.path is not None:
-            if self.path.is_file() and json.loads(self.path.read_text()).get("id") != self.id:
-                raise AccountingError(
-                    f"another run writes to {self.path.name} in the same folder; use separate folders"
-                )
-            write_durably(self.path, json.dumps(self.to_dict(), indent=1))
+        return list(dict.fromkeys(e.phase for e in self._counts if e.dataset == dataset))
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "version": 1,
-            "id": self.id,
-            "fingerprint": self.fingerprint,
-            "attempts": self.attempts,
-            "entries": [{"dataset": e.dataset, "phase": e.phase, "event": to_dict(e.event)} for e in self.entries],
-        }
+        return {**self._header(), "attempts": self.attempts, "entries": [e.to_dict() for e in self.entries]}
+
+    # -- on disk ----------------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Begin the file, so that the run can be continued even if it ends before its first charge."""
+        if self.path is not None:
+            self._open_journal()
+
+    def close(self) -> None:
+        """Let other processes have the file. A charge after this is refused."""
+        if self._journal is not None:
+            self._journal.close()
+
+    def _open_journal(self) -> Journal:
+        assert self.path is not None
+        if self._journal is None:
+            self._journal = Journal.create(self.path, self._header())
+            for entry in self.entries:  # charged while the ledger was in memory only
+                self._journal.append({"charge": entry.to_dict()})
+        return self._journal
+
+    def _header(self) -> dict[str, Any]:
+        return {"version": _VERSION, "id": self.id, "fingerprint": self.fingerprint, "binding": self.binding}
 
     @classmethod
-    def load(cls, path: Path, allowance: tuple[Entry, ...] | None = None, fingerprint: str | None = None) -> Ledger:
-        """Continue the ledger at ``path``; counts as one more attempt at the run."""
+    def load(
+        cls,
+        path: Path,
+        allowance: tuple[Entry, ...] | None = None,
+        fingerprint: str | None = None,
+        binding: str | None = None,
+    ) -> Ledger:
+        """Continue the ledger at ``path``; counts as one more attempt at the run.
+
+        Refuses a file that is damaged, that was edited, that another process uses, or that belongs to another plan or
+        other data. What a crash left of a charge that had not returned is dropped.
+        """
+        if not path.is_file():
+            raise AccountingError(f"cannot read the privacy ledger {path.name}: it is not there")
+        journal = Journal.open(path)
+        remove_stale(path.parent)  # of the attempt that ended before
         try:
-            data = json.loads(path.read_text())
-            entries = [Entry(e["dataset"], e["phase"], from_dict(e["event"])) for e in data["entries"]]
-            attempts, identity, written_for = int(data["attempts"]), data["id"], data["fingerprint"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise AccountingError(f"cannot read the privacy ledger {path.name}: {error}") from error
-        if fingerprint is not None and written_for != fingerprint:
-            raise AccountingError(
-                f"{path.name} belongs to a run with another budget or schedule; resume with that run's config, or "
-                "start afresh in another folder"
-            )
-        ledger = cls(allowance, path, entries, attempts + 1, written_for, identity)
-        ledger.save()
+            ledger = cls._replayed(journal, allowance)
+            ledger._refuse_foreign(fingerprint, binding)
+            journal.append({"attempt": ledger.attempts + 1})
+        except BaseException:
+            journal.close()
+            raise
+        ledger.attempts += 1
         return ledger
 
+    @classmethod
+    def _replayed(cls, journal: Journal, allowance: tuple[Entry, ...] | None) -> Ledger:
+        ledger: Ledger | None = None
+        for record in journal.records():
+            if ledger is None:
+                ledger = cls._from_header(record, journal.path, allowance)
+            elif "charge" in record:
+                ledger._count(Entry.from_dict(record["charge"]))
+            elif "attempt" in record:
+                ledger.attempts += 1
+            else:
+                raise AccountingError(f"cannot read {journal.path.name}: unknown record {record!r}")
+        assert ledger is not None  # a journal has a header
+        ledger._journal = journal
+        return ledger
 
-def _counts(entries: list[Entry]) -> list[tuple[Event, int]]:
-    return [(replace(event, count=1), event.count) for event in merge([e.event for e in entries])]
+    @classmethod
+    def _from_header(cls, header: dict[str, Any], path: Path, allowance: tuple[Entry, ...] | None) -> Ledger:
+        if header.get("version") != _VERSION or not {"id", "fingerprint", "binding"} <= header.keys():
+            raise AccountingError(f"cannot read {path.name}: it is no ledger of this version of cords_dp")
+        return cls(allowance, path, fingerprint=header["fingerprint"], binding=header["binding"], id=header["id"])
+
+    def _refuse_foreign(self, fingerprint: str | None, binding: str | None) -> None:
+        assert self.path is not None
+        if fingerprint is not None and self.fingerprint != fingerprint:
+            raise AccountingError(
+                f"{self.path.name} belongs to a run with another budget or schedule; resume with that run's config, or "
+                "start afresh in another folder"
+            )
+        if binding is not None and self.binding != binding:
+            raise AccountingError(
+                f"{self.path.name} belongs to a run on other data: the dataset, its seed or the split into D and V "
+                "differs, so what was charged does not cover these records; resume with that run's data, or start "
+                "afresh in another folder"
+            )
 
 
-def write_durably(path: Path, text: str) -> None:
-    """Write through a temporary file: after a crash the old content or the new one is there, whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(path.suffix + ".tmp")
-    with open(temporary, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+def _by_event(entries: Iterable[Entry]) -> dict[tuple[str, Event], int]:
+    counts: dict[tuple[str, Event], int] = {}
+    for entry in entries:
+        key = (entry.dataset, entry.event.with_count(1))
+        counts[key] = counts.get(key, 0) + entry.event.count
+    return counts
