@@ -280,6 +280,9 @@ class ExponentialSelector:
             return [order[np.isin(order, r)][:size] for r, size in zip(remaining, sizes, strict=True)]
         chosen = []
         for indices, v, size in zip(remaining, directions, sizes, strict=True):
+            if not size:  # nothing is drawn, so nothing is charged
+                chosen.append(indices[:0])
+                continue
             candidates = self._candidates(indices)
             chosen.append(candidates[releases.picks(_PICKS, self.scores(v, candidates), size)])
         return chosen

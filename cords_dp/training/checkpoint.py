@@ -97,7 +97,7 @@ def open_ledger(plan: PrivacyPlan | None, checkpoint: Path, *, resume: bool) -> 
     """The ledger beside a checkpoint: the one that is there when a run resumes, or a new one."""
     if plan is None:
         return Ledger()
-    path = checkpoint.parent / "ledger.json"
+    path = checkpoint.parent / "ledger.jsonl"
     if resume and path.is_file():
         return Ledger.load(path, plan.entries(), plan.fingerprint)
     if not resume:

@@ -127,7 +127,11 @@ class TrainClassifier(toolkit.TrainClassifier):
         given = Splits(*(kwargs[name] for name in _DATA_ARGUMENTS)) if set(_DATA_ARGUMENTS) <= set(kwargs) else None
         with quiet_libraries():
             self._reset()
-            self._train(self._begin(given))
+            data = self._begin(given)
+            try:
+                self._train(data)
+            finally:
+                self.ledger.close()
         accuracy = self.history.column("tst_acc")
         best = list(np.maximum.accumulate(accuracy)) if accuracy else []
         seconds = np.array(self.history.column("time"))

@@ -50,7 +50,7 @@ def test_it_runs_and_is_charged_as_declared(config, tmp_path):
     selection = [row for row in report["mechanisms"] if row["phase"] == "selection"]
     assert [(row["mechanism"], row["count"]) for row in selection] == [("Gaussian", 1)]
     assert "the toy's count of labels" in (tmp_path / "out" / "privacy.md").read_text()
-    (ledger,) = (tmp_path / "out").rglob("ledger.json")
+    (ledger,) = (tmp_path / "out").rglob("ledger.jsonl")
     assert '"selection"' in ledger.read_text()
 
 
@@ -119,12 +119,7 @@ def test_cords_own_keys_do_not_hinder_a_swap_and_are_named(make_config, tmp_path
 
 def test_a_strategy_that_does_not_select_says_which_keys_it_does_not_use(make_config):
     cfg = make_config("RandomDP", dss_args={"mechanism": "match", "bins": 64}, privacy={"split": 0.5})
-    assert set(resolve(cfg).unused) == {
-        "dss_args.selection_type",
-        "dss_args.bins",
-        "dss_args.mechanism",
-        "privacy.split",
-    }
+    assert set(resolve(cfg).unused) == {"dss_args.mechanism", "dss_args.bins", "privacy.split"}
 
 
 # --- careless mechanisms ------------------------------------------------------------------------------------------

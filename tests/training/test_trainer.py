@@ -348,14 +348,15 @@ def test_replayed_steps_are_charged_again_and_stop_at_the_budget(make_config, tm
     again = TrainClassifier(make_config("RandomDP", ckpt={**saving, "is_load": True}))
     again.train()
     assert again.spent().epsilon <= 3.0
-    assert len(again.ledger.entries) == 4  # nothing was left to charge
+    charged = sum(e.count for e in again.ledger.events(TRAINING_DATA))
+    assert charged == again.plan.shape.steps  # nothing was left to charge
 
 
 def test_a_fresh_run_sets_the_old_ledger_aside(make_config, tmp_path):
     for _ in range(2):
         TrainClassifier(make_config("RandomDP")).train()
-    ledgers = sorted(p.name for p in tmp_path.rglob("ledger*.json"))
-    assert ledgers == ["ledger-1.json", "ledger.json"]
+    ledgers = sorted(p.name for p in tmp_path.rglob("ledger*.jsonl"))
+    assert ledgers == ["ledger-1.jsonl", "ledger.jsonl"]
 
 
 def test_the_epoch_is_on_disk_before_its_first_step(make_config, tmp_path, monkeypatch):
@@ -369,7 +370,7 @@ def test_the_epoch_is_on_disk_before_its_first_step(make_config, tmp_path, monke
     trainer = TrainClassifier(make_config("RandomDP"))
     with pytest.raises(RuntimeError, match="crash"):
         trainer.train()
-    (path,) = tmp_path.rglob("ledger.json")
+    (path,) = tmp_path.rglob("ledger.jsonl")
     assert sum(e.count for e in Ledger.load(path).events(TRAINING_DATA)) == trainer.plan.shape.epochs[0].steps
 
 
@@ -393,7 +394,7 @@ def test_a_checkpoint_without_its_ledger_is_not_continued(make_config, tmp_path)
 
     saving = {"is_save": True, "save_every": 1}
     TrainClassifier(make_config("RandomDP", ckpt=saving)).train()
-    (ledger,) = tmp_path.rglob("ledger.json")
+    (ledger,) = tmp_path.rglob("ledger.jsonl")
     ledger.unlink()
     with pytest.raises(AccountingError, match="not written under the ledger"):
         TrainClassifier(make_config("RandomDP", ckpt={**saving, "is_load": True})).train()
@@ -403,8 +404,8 @@ def test_a_fresh_run_sets_the_old_checkpoint_aside_with_its_ledger(make_config, 
     saving = {"is_save": True, "save_every": 4}
     for _ in range(2):
         TrainClassifier(make_config("RandomDP", ckpt=saving)).train()
-    names = sorted(p.name for p in tmp_path.rglob("*") if p.suffix in (".json", ".pt"))
-    assert names == ["ledger-1.json", "ledger.json", "model-1.pt", "model.pt"]
+    names = sorted(p.name for p in tmp_path.rglob("*") if p.suffix in (".jsonl", ".pt"))
+    assert names == ["ledger-1.jsonl", "ledger.jsonl", "model-1.pt", "model.pt"]
 
 
 def test_one_seed_at_two_budgets_does_not_share_noise(make_config):
