@@ -1,5 +1,6 @@
-"""Accounting: events, a durable ledger, numerical composition, calibration. Knows no training."""
+"""Accounting: events, composition, calibration, a durable ledger per run, an account over runs. Knows no training."""
 
+from cords_dp.accounting.account import Account, Reservation
 from cords_dp.accounting.branches import BranchMaximum
 from cords_dp.accounting.calibration import calibrate
 from cords_dp.accounting.composition import ACCOUNTANTS, Bound, advanced_composition, epsilon_bound
@@ -7,11 +8,13 @@ from cords_dp.accounting.events import Event, register_event
 from cords_dp.accounting.ledger import TRAINING_DATA, VALIDATION_DATA, Entry, Ledger
 from cords_dp.accounting.picks import ExponentialPicks, GumbelFreeze, gumbel_hockey_stick
 from cords_dp.accounting.poisson_gaussian import PoissonGaussian, gaussian
+from cords_dp.accounting.renyi_filter import RenyiFilter
 
 __all__ = [
     "ACCOUNTANTS",
     "TRAINING_DATA",
     "VALIDATION_DATA",
+    "Account",
     "Bound",
     "BranchMaximum",
     "Entry",
@@ -20,6 +23,8 @@ __all__ = [
     "GumbelFreeze",
     "Ledger",
     "PoissonGaussian",
+    "RenyiFilter",
+    "Reservation",
     "advanced_composition",
     "calibrate",
     "epsilon_bound",

@@ -117,12 +117,17 @@ def _rdp(events: Sequence[Event], delta: float) -> float:
     orders = np.array(_RDP_ORDERS)
     total = np.zeros(len(orders))
     for event in events:
-        total += event.count * np.array([event.rdp(float(order)) for order in orders])
+        total += event.count * _rdp_of(event.with_count(1))
     finite = np.isfinite(total)
     if not finite.any():
         raise AccountingError("the Rényi divergence is infinite at every order tried")
     epsilon, _ = rdp_privacy_accountant.compute_epsilon(orders[finite], total[finite], delta)
     return float(epsilon)
+
+
+@lru_cache(maxsize=4096)  # while one noise is calibrated, the other events stay as they are
+def _rdp_of(event: Event) -> np.ndarray:
+    return np.array([event.rdp(float(order)) for order in _RDP_ORDERS])
 
 
 _ACCOUNTANT_FUNCTIONS: dict[str, Callable[[Sequence[Event], float], float]] = {

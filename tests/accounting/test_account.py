@@ -1,0 +1,368 @@
+"""The account: no run beyond the total, nothing forgotten, one writer at a time, closed where anything is unclear."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cords_dp.accounting import (
+    TRAINING_DATA,
+    VALIDATION_DATA,
+    Account,
+    BranchMaximum,
+    Entry,
+    PoissonGaussian,
+    RenyiFilter,
+    epsilon_bound,
+    gaussian,
+)
+from cords_dp.accounting.holding import paid_events
+from cords_dp.accounting.journal import Journal
+from cords_dp.errors import AccountingError, BudgetExceededError
+
+STEP = PoissonGaussian(8.0, 0.1)
+
+
+def plan(steps, *, validation=0):
+    entries = [Entry(TRAINING_DATA, "training", STEP.with_count(steps))]
+    return [*entries, Entry(VALIDATION_DATA, "validation", gaussian(12.0, validation))] if validation else entries
+
+
+def share(*events, total=2.0):
+    return RenyiFilter(total, 1e-5).share(events)
+
+
+@pytest.fixture
+def account(tmp_path):
+    return Account.open(tmp_path / "account.json", 2.0, 1e-5)
+
+
+# --- reserving ---------------------------------------------------------------------------------------------
+
+
+def test_runs_add_up_and_the_one_too_many_is_refused_with_the_numbers(account):
+    account.reserve("a", plan(300))
+    account.reserve("b", plan(200))
+    assert account.share() == pytest.approx(share(STEP.with_count(500)))
+    content = account.path.read_bytes()
+    with pytest.raises(
+        BudgetExceededError, match=r"account\.json allows .*ε = 2.* 2 runs hold .*% .* run c .* be \d+\.\d%"
+    ):
+        account.reserve("c", plan(2000))
+    assert account.path.read_bytes() == content
+    account.reserve("c", plan(50))  # a smaller one fits
+
+
+def test_runs_together_cost_less_than_their_sum(account):
+    alone = epsilon_bound(plan_events := [STEP.with_count(200)], 1e-5).epsilon
+    for run in "abc":
+        account.reserve(run, plan(200))
+    assert account.share() == pytest.approx(3 * share(*plan_events))  # a budget of divergence, not of ε
+    assert alone < account.epsilon_so_far() < 2 * alone
+
+
+def test_a_resumed_run_reserves_only_what_it_does_not_hold(account):
+    account.reserve("a", plan(300))
+    content = account.path.read_bytes()
+    account.reserve("a", plan(300))
+    assert account.path.read_bytes() == content
+    account.reserve("a", plan(100))  # never less
+    assert account.path.read_bytes() == content
+    account.reserve("a", plan(350, validation=2))
+    assert account.holdings()["a"].entries == tuple(plan(350, validation=2))
+
+
+def test_the_first_run_may_cost_what_its_fixed_plan_costs(tmp_path):
+    """The filter would refuse it; but nothing had been released when it was planned."""
+    steps = 1000
+    numerical = epsilon_bound([STEP.with_count(steps)], 1e-5).epsilon
+    total = 1.02 * numerical
+    assert share(STEP.with_count(steps), total=total) > 1
+    account = Account.open(tmp_path / "a", total, 1e-5)
+    first = account.reserve("first", plan(steps))
+    assert account.share() == pytest.approx(1 / 1.02)
+    for _ in range(2):
+        with pytest.raises(BudgetExceededError):
+            account.reserve("second", plan(1))
+        first.settle(plan(1))  # ends at once: nothing of it comes back, or the proof would fail
+    account.reserve("first", plan(steps))
+    assert account.share() == pytest.approx(1 / 1.02)
+
+
+def test_plans_that_were_fixed_in_advance_compose_numerically(tmp_path):
+    account = Account.open(tmp_path / "a", 2.0, 1e-5, adaptive=False)
+    for run in "ab":
+        account.reserve(run, plan(300)).settle(plan(10))
+    assert account.epsilon_so_far() == epsilon_bound([STEP.with_count(600)], 1e-5).epsilon  # nothing came back
+    assert account.share() == account.epsilon_so_far() / 2.0 < share(STEP.with_count(600)) + 0.2
+    assert "planned by looking" in account.text()
+
+
+def test_a_run_without_events_or_name_is_refused(account):
+    """Such is the plan of a run at ε = ∞."""
+    for run, entries in (("a", []), ("", plan(1))):
+        with pytest.raises(AccountingError, match="no place"):
+            account.reserve(run, entries)
+
+
+# --- D and V -----------------------------------------------------------------------------------------------
+
+
+def test_with_one_split_a_record_pays_for_d_or_for_v(account):
+    account.reserve("a", plan(300, validation=3), split="s")
+    account.reserve("b", plan(300, validation=3), split="s")
+    assert account.share() == pytest.approx(share(BranchMaximum(((STEP.with_count(600),), (gaussian(12.0, 6),)))))
+    assert account.share() < share(STEP.with_count(600), gaussian(12.0, 6))
+
+
+def test_with_other_splits_a_record_may_pay_for_both(account):
+    account.reserve("a", plan(300), split="s")
+    account.reserve("b", [Entry(VALIDATION_DATA, "validation", gaussian(12.0, 3))], split="t")
+    assert account.share() == pytest.approx(share(STEP.with_count(300), gaussian(12.0, 3)))
+
+
+def test_a_run_does_not_change_its_split(account):
+    account.reserve("a", plan(1), split="s")
+    with pytest.raises(AccountingError, match="another split"):
+        account.reserve("a", plan(1), split="t")
+
+
+# --- settling ----------------------------------------------------------------------------------------------
+
+
+def test_an_aborted_run_keeps_what_it_charged_and_frees_the_rest(account):
+    reservation = account.reserve("a", plan(800))
+    with pytest.raises(BudgetExceededError):
+        account.reserve("b", plan(700))
+    reservation.settle(plan(100))
+    assert account.holdings()["a"].entries == tuple(plan(100))
+    account.reserve("b", plan(700))
+    with pytest.raises(BudgetExceededError):  # the budget of the rest is gone now
+        account.reserve("a", plan(800))
+    assert account.holdings()["a"].entries == tuple(plan(100))
+
+
+def test_a_settled_run_that_is_resumed_reserves_the_rest_again(account):
+    account.reserve("a", plan(500)).settle(plan(100))
+    account.reserve("a", plan(500))
+    (holding,) = account.holdings().values()
+    assert (holding.state, holding.entries) == ("reserved", tuple(plan(500)))
+
+
+def test_charges_beyond_the_reservation_are_counted_and_reported(account):
+    reservation = account.reserve("a", plan(100))
+    with pytest.raises(AccountingError, match="charged more"):
+        reservation.settle([*plan(150), Entry(TRAINING_DATA, "selection", gaussian(9.0))])
+    assert account.share() == pytest.approx(share(STEP.with_count(150), gaussian(9.0)))
+
+
+def test_who_never_reserved_cannot_settle(account):
+    with pytest.raises(AccountingError, match="no reservation"):
+        account.settle("a", plan(1))
+
+
+RUNS, STEPS = st.sampled_from("abc"), st.sampled_from([100, 300, 600, 900])  # few, for the accountants' caches
+MOVES = st.lists(
+    st.one_of(
+        st.tuples(st.just("reserve"), RUNS, STEPS),
+        st.tuples(st.just("charge"), RUNS, STEPS),
+        st.tuples(st.just("settle"), RUNS, st.just(0)),
+        st.tuples(st.just("crash"), RUNS, st.just(0)),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=40)
+@given(moves=MOVES, adaptive=st.booleans())
+def test_whatever_happens_the_total_holds_and_no_charge_is_forgotten(tmp_path, moves, adaptive):
+    path = tmp_path / os.urandom(8).hex()
+    account, open_runs, reserved, charged = Account.open(path, 1.5, 1e-5, adaptive=adaptive), set(), {}, {}
+    for what, run, steps in moves:
+        if what == "reserve":
+            try:
+                account.reserve(run, plan(steps))
+            except BudgetExceededError:
+                continue
+            open_runs.add(run)
+            reserved[run] = max(reserved.get(run, 0), steps)
+        elif what == "charge" and run in open_runs:  # a run charges at most what it reserved
+            charged[run] = min(reserved[run], charged.get(run, 0) + steps)
+        elif what == "settle" and run in open_runs:
+            account.settle(run, plan(charged.get(run, 0)))
+            open_runs.remove(run)
+            reserved[run] = charged.get(run, 0) if adaptive else reserved[run]
+        account = Account.read(path) if what == "crash" else account
+    spent = STEP.with_count(sum(charged.values()))
+    fixed = len(account.holdings()) == 1 or not adaptive  # then numerical composition is a theorem
+    assert share(spent, total=1.5) <= 1 or (fixed and epsilon_bound([spent], 1e-5).epsilon <= 1.5)
+    for run, steps in charged.items():
+        assert sum(e.event.count for e in account.holdings()[run].entries) >= steps
+    assert account.share() <= 1
+
+
+# --- the file ----------------------------------------------------------------------------------------------
+
+
+def test_the_total_is_set_once(account):
+    account.reserve("a", plan(10))
+    for epsilon, delta, adaptive in ((3.0, 1e-5, True), (2.0, 1e-6, True), (2.0, 1e-5, False)):
+        with pytest.raises(AccountingError, match="promises nothing"):
+            Account.open(account.path, epsilon, delta, adaptive=adaptive)
+    assert Account.open(account.path, 2.0, 1e-5) == Account.read(account.path) == account
+
+
+def test_an_account_that_is_not_there_cannot_be_read(tmp_path):
+    with pytest.raises(AccountingError, match="not there"):
+        Account.read(tmp_path / "below" / "none")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_file_is_no_account(tmp_path):
+    Journal.create(tmp_path / "l", {"version": 2}).close()
+    with pytest.raises(AccountingError, match="no account"):
+        Account.open(tmp_path / "l", 2.0, 1e-5)
+
+
+def test_a_file_that_was_cut_or_edited_closes_the_account(account):
+    for run in "ab":
+        account.reserve(run, plan(100))
+    content = account.path.read_bytes()
+    at = content.index(b'"count":100')
+    edited = [content.replace(b'"count":100', b'"count":001', 1), content[:at] + b"x" + content[at + 1 :]]
+    lines = content.splitlines(keepends=True)
+    cuts = [content[: len(content) // 2], b"".join(lines[:-1]), lines[0], b""]
+    for damaged in edited + cuts:
+        account.path.write_bytes(damaged)
+        for attempt in (
+            lambda: account.reserve("c", plan(1)),
+            lambda: account.settle("a", plan(1)),
+            lambda: Account.open(account.path, 2.0, 1e-5),
+            account.text,
+        ):
+            with pytest.raises(AccountingError, match=r"cannot read account\.json"):
+                attempt()
+        assert account.path.read_bytes() == damaged
+    account.path.write_bytes(content)
+    assert list(account.holdings()) == ["a", "b"]
+
+
+def test_a_full_disk_reserves_nothing_and_loses_nothing(account, monkeypatch):
+    account.reserve("a", plan(100))
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr("os.pwrite", lambda *_: (_ for _ in ()).throw(full))
+    for attempt in (lambda: account.reserve("b", plan(100)), lambda: account.settle("a", plan(1))):
+        with pytest.raises(AccountingError, match="No space left"):
+            attempt()
+    monkeypatch.undo()
+    assert list(account.holdings()) == ["a"]
+    account.reserve("b", plan(100))
+
+
+def test_a_disk_that_fills_up_within_a_line(account):
+    account.reserve("a", plan(100))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (account.path.stat().st_size + 30, limits[1]))
+        with pytest.raises(AccountingError, match="cannot write"):
+            account.reserve("b", plan(100))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert list(account.holdings()) == ["a"]
+    account.reserve("b", plan(100))
+
+
+# --- several at once ---------------------------------------------------------------------------------------
+
+RACER = """
+import sys
+from pathlib import Path
+from cords_dp.accounting import Account, Entry, PoissonGaussian
+from cords_dp.errors import BudgetExceededError
+sys.stdin.readline()  # all start together
+for number in range(10):
+    account = Account.open(Path(sys.argv[1]), 2.0, 1e-5)
+    try:
+        account.reserve(f"{sys.argv[2]}-{number}", [Entry("D", "training", PoissonGaussian(8.0, 0.1, 100))])
+        print("granted", flush=True)
+    except BudgetExceededError:
+        print("refused", flush=True)
+"""
+
+
+def test_processes_that_race_never_get_more_than_the_total_together(tmp_path):
+    path = tmp_path / "account.json"
+    racers = [
+        subprocess.Popen(
+            [sys.executable, "-c", RACER, str(path), str(number)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=os.getcwd(),
+        )
+        for number in range(3)
+    ]
+    for racer in racers:
+        racer.stdin.write("go\n")
+        racer.stdin.flush()
+    outputs = [racer.communicate(timeout=120) for racer in racers]
+    assert [errors for _, errors in outputs] == ["", "", ""]
+    granted = sum(output.count("granted") for output, _ in outputs)
+    account = Account.read(path)
+    assert len(account.holdings()) == granted
+    fits = [n for n in range(1, 31) if share(STEP.with_count(100 * n)) <= 1]
+    assert granted == max(fits) < 30
+    assert account.share() <= 1
+
+
+def test_threads_that_race(account):
+    granted = []
+
+    def race(name):
+        for number in range(8):
+            try:
+                account.reserve(f"{name}-{number}", plan(100))
+                granted.append(name)
+            except BudgetExceededError:
+                pass
+
+    threads = [threading.Thread(target=race, args=(name,)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(granted) == len(account.holdings())
+    assert account.share() <= 1
+
+
+# --- words -------------------------------------------------------------------------------------------------
+
+
+def test_text_and_json_say_who_holds_what_and_what_is_left(account):
+    account.reserve("run-a", plan(300, validation=2), split="s")
+    account.reserve("run-b", plan(200), split="s").settle(plan(50))
+    text, data = account.text(), json.loads(json.dumps(account.to_dict()))
+    for word in ("run-a", "run-b", "reserved", "settled", "300 × poisson_gaussian(sigma=8, rate=0.1)", "V: 2 × "):
+        assert word in text
+    assert f"Used {data['share']:.1%}, left {1 - data['share']:.1%}" in text
+    assert f"ε = {account.epsilon_so_far():.4f}" in text
+    assert [run["run"] for run in data["runs"]] == ["run-a", "run-b"]
+    assert data["runs"][0]["share_so_far"] < data["runs"][1]["share_so_far"] == data["share"]
+    assert data["share"] == share(*paid_events(account.holdings().values()))
+
+
+def test_an_empty_account(account):
+    assert "Used 0.0%, left 100.0%" in account.text()
