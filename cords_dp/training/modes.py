@@ -100,7 +100,6 @@ def _try_mode(mode: str, probe: nn.Module, x: Tensor, y: Tensor, criterion: Loss
         max_grad_norm=1.0,
         batch_size=1,
         mode=mode,
-        generator=torch.Generator(device=x.device),
     )
     weights = torch.ones(len(y), device=x.device)
     engine.step(x, y, weights)

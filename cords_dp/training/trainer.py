@@ -34,6 +34,7 @@ from cords_dp.dataloaders import sequential_batches
 from cords_dp.datasets import Splits, build_dataset
 from cords_dp.distributed import World, current_world
 from cords_dp.errors import AccountingError, BudgetExceededError, ConfigError, MechanismError
+from cords_dp.mechanisms.noise import noise_source
 from cords_dp.models import build_model, make_private_ready, with_features
 from cords_dp.plan import Cost, PrivacyPlan
 from cords_dp.registry import LoaderContext
@@ -140,8 +141,10 @@ class TrainClassifier(toolkit.TrainClassifier):
             attempt=self.ledger.attempts,
             context=context,
             entropy=self.world.share(_entropy(self.world)),
+            reproducible=self.setup.seed is not None and (self.plan is None or self.plan.noiseless),
         )
-        seed_global_generators(streams, self.world.rank)
+        if self.plan is not None or self.setup.seed is not None:
+            seed_global_generators(streams, self.world.rank)
         self._total_steps = self.plan.shape.steps if self.plan else 0
         model = self.model = self.create_model(data.num_classes)
         if self.world.size > 1:
@@ -322,7 +325,7 @@ class TrainClassifier(toolkit.TrainClassifier):
             max_grad_norm=privacy.max_grad_norm,
             batch_size=self.plan.shape.batch_size,
             mode=mode,
-            generator=streams.torch("noise", self.setup.device),
+            noise=noise_source(streams.numpy("noise")),
             normalise=privacy.clipping == "automatic",
             max_physical_batch_size=privacy.max_physical_batch_size,
             views=views,
