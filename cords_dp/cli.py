@@ -130,7 +130,7 @@ def _positive(text: str) -> int:
 
 def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     _add_config_arguments(parser)
-    parser.add_argument("--seed", type=int, help="make the run repeatable (whoever knows the seed can undo the noise)")
+    parser.add_argument("--seed", type=int, help="fixes data split and initial weights, never noise")
     parser.add_argument("--device", help="cpu, cuda or cuda:N; overrides the config")
     parser.add_argument("--out", type=Path, help="output folder (default: runs/NAME of the config)")
     parser.add_argument("--resume", action="store_true", help="continue from the output folder's checkpoint")

@@ -1,22 +1,41 @@
-"""One seed, separate streams.
+"""Separate streams of chance, public ones from the seed and secret ones from the operating system.
 
-Data, model initialisation, selection, batches and noise never share a generator: drawing one batch
-more must not change which noise is added. Without a seed the streams that privacy rests on come
-from the operating system's entropy and are not recorded anywhere.
+Data, model initialisation, selection, batches and noise never share a generator: drawing one batch more must not change
+which noise is added.
+
+Formal guarantees
+-----------------
+A seed fixes what is public, the data split and the initial weights, and nothing else: people count seeds from 0 up, and
+whoever guesses the seed of a noise subtracts it. Every other stream is a cryptographic generator (`mechanisms.noise`).
+Its key is the HMAC-SHA-512 of the stream's name, attempt, context and rank under 256 bits of the operating system's
+entropy: no stream tells anything about another, and nothing is kept from which one could be drawn again.
+
+``reproducible=True`` derives those keys from the seed instead. Such a run repeats, and is **not private**.
+
+torch's own generators (`Streams.torch`, the global ones) are not cryptographic, and on the CPU they keep 32 bits of a
+seed. They draw augmented views and dropout masks. A guarantee holds for every fixed choice of views and masks as long
+as each belongs to a record; here they are dealt out in the order of the batch, so whether a record takes part moves
+those of the records after it. The guarantee then needs them to be independent of what an observer knows: their seeds
+come from the operating system, and no key can be computed from them.
 """
 
 from __future__ import annotations
 
-import hashlib
+import hmac
+import json
 import random
-from dataclasses import dataclass
+import secrets
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-# torch's serialised CPU generator: 24 bytes of counters, then the Mersenne twister's words in 8 bytes each
-_MERSENNE_START, _MERSENNE_WORDS = 24, 624
-_STREAMS = ("data", "init", "selection", "batches", "noise", "validation", "augmentation", "coins")
+from cords_dp.errors import MechanismError
+from cords_dp.mechanisms.noise import KEY_BYTES, secure_generator
+
+_PUBLIC = ("data", "init")
+_SECRET = ("selection", "batches", "noise", "validation", "augmentation", "coins", "global")
+_ENTROPY_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -24,58 +43,65 @@ class Streams:
     """Independent generators for one run.
 
     ``attempt`` counts how often the run was started from its ledger: a resumed run draws fresh masks
-    and fresh noise even when the seed is fixed, because replaying the old ones would reveal them. ``context`` (the
+    and fresh noise even where they are reproducible, because replaying the old ones would reveal them. ``context`` (the
     plan's fingerprint and a hash of the config) keeps runs of one seed but different budgets, models or learning rates
-    from sharing noise, which a difference of two models would cancel. ``entropy`` stands in for the operating system's
-    where no seed is fixed and several processes must draw alike; it is as secret as the noise.
+    from sharing noise, which a difference of two models would cancel. ``entropy``, 256 bits, stands in for the
+    operating system's where several processes must draw alike; it is as secret as the noise. Without it every generator
+    that is asked for has a key of its own, also if the same one is asked for twice.
     """
 
     seed: int | None = None
     attempt: int = 0
     context: str = ""
-    entropy: int | None = None
+    entropy: int | None = field(default=None, repr=False)
+    reproducible: bool = False
+
+    def __post_init__(self) -> None:
+        if self.entropy is not None and not 0 <= self.entropy < 1 << 8 * _ENTROPY_BYTES:
+            raise MechanismError("the entropy that processes share has 256 bits")
 
     @property
     def public_seed(self) -> int:
         """Seed of what is public: the data split and the initial weights."""
         return 0 if self.seed is None else self.seed
 
-    def _sequence(self, stream: str) -> np.random.SeedSequence:
-        position = _STREAMS.index(stream)
-        if stream in ("data", "init"):
-            return np.random.SeedSequence([self.public_seed, position])
-        if self.seed is None:
-            return (
-                np.random.SeedSequence() if self.entropy is None else np.random.SeedSequence([self.entropy, position])
-            )
-        context = int.from_bytes(hashlib.sha256(self.context.encode()).digest()[:16], "big")
-        return np.random.SeedSequence([self.seed, position, self.attempt, context])
-
-    def numpy(self, stream: str) -> np.random.Generator:
-        return np.random.Generator(np.random.PCG64DXSM(self._sequence(stream)))
+    def numpy(self, stream: str, *, rank: int = 0) -> np.random.Generator:
+        """The generator of a stream. ``rank`` tells apart processes of one run where they must not draw alike."""
+        if stream in _PUBLIC:
+            sequence = np.random.SeedSequence([self.public_seed, _PUBLIC.index(stream)])
+            return np.random.Generator(np.random.PCG64DXSM(sequence))
+        return secure_generator(self._key(stream, rank))
 
     def torch(self, stream: str, device: str = "cpu", *, rank: int = 0) -> torch.Generator:
-        """A torch generator. ``rank`` tells apart the processes of one run where they must not draw alike."""
-        generator = torch.Generator(device=device)
-        sequence = self._sequence(stream)
-        if rank:
-            sequence = sequence.spawn(rank)[-1]
-        words = sequence.generate_state(_MERSENNE_WORDS, np.uint32)
-        generator.manual_seed((int(words[0]) << 31) ^ int(words[1]))
-        if torch.device(device).type == "cpu":
-            # torch seeds its CPU generator with 32 bits only; few enough to try them all. Fill the whole state.
-            state = generator.get_state()
-            end = _MERSENNE_START + 8 * _MERSENNE_WORDS
-            state[_MERSENNE_START:end] = torch.from_numpy(words.astype(np.uint64).view(np.uint8).copy())
-            generator.set_state(state)
-        return generator
+        """A torch generator for views. It is no source of noise or masks, and refuses to be one."""
+        if stream != "augmentation":
+            raise MechanismError(f"torch's generators are not cryptographic: draw {stream} from Streams.numpy")
+        return torch.Generator(device=device).manual_seed(_word(self.numpy(stream, rank=rank)))
+
+    def _key(self, stream: str, rank: int) -> bytes:
+        if stream not in _SECRET:
+            raise MechanismError(f"there is no stream {stream!r}; known are {', '.join(_PUBLIC + _SECRET)}")
+        label = json.dumps(["cords_dp stream", stream, self.attempt, self.context, rank])
+        return hmac.digest(self._root(), label.encode(), "sha512")[:KEY_BYTES]
+
+    def _root(self) -> bytes:
+        if self.reproducible:
+            return f"not private: seed {self.public_seed}".encode()
+        if self.entropy is None:
+            return secrets.token_bytes(_ENTROPY_BYTES)
+        return self.entropy.to_bytes(_ENTROPY_BYTES, "big")
 
 
 def seed_global_generators(streams: Streams, rank: int) -> None:
-    """Dropout and CORDS' own strategies draw from the global generators; no two ranks drop out alike."""
-    if streams.seed is None:
-        return
-    seed = int(streams.numpy("init").integers(2**31)) + streams.attempt + 7919 * rank
-    torch.manual_seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 - CORDS uses the global generator
-    random.seed(seed)
+    """Dropout and CORDS' own strategies draw from the global generators; no two ranks drop out alike.
+
+    A private run seeds them, too, from the operating system: many scripts begin with ``torch.manual_seed(0)``.
+    """
+    rng = streams.numpy("global", rank=rank)
+    torch.manual_seed(_word(rng))
+    np.random.seed(rng.integers(2**32, size=8, dtype=np.uint32))  # noqa: NPY002 - CORDS uses the global generator
+    random.seed(rng.bytes(_ENTROPY_BYTES))
+
+
+def _word(rng: np.random.Generator) -> int:
+    return int(rng.integers(2**64, dtype=np.uint64))

@@ -57,7 +57,8 @@ def test_run_experiment_leaves_everything(config, tmp_path, capsys):
     assert report["charged_so_far"]["epsilon"] == pytest.approx(report["epsilon"])
     text = (out / "privacy.md").read_text()
     assert "differentially private for zero-out of one record" in text
-    assert "FIXED SEED" in text
+    assert report["private"]
+    assert "NOT PRIVATE" not in text
     weights = torch.load(out / "model.pt", weights_only=True)
     assert set(weights) == {"linear.weight", "linear.bias"}
     assert list(out.rglob("*.log"))

@@ -76,6 +76,8 @@ class PrivacySettings:
     ema_decay: average the weights over steps with this decay (0: take the last ones); costs no privacy.
     labels_public: the user declares which class each index belongs to as public.
     exact_metrics: log exact metrics of private data. They are not covered by the guarantee.
+    secure_noise: draw noise as a sum of four, against attacks on floating-point numbers; takes longer.
+    reproducible_noise: compute noise from ``train_args.seed``. Such a run repeats and is NOT private.
     """
 
     epsilon: float
@@ -97,6 +99,8 @@ class PrivacySettings:
     poisson_sampling: bool = True
     labels_public: bool = False
     exact_metrics: bool = False
+    secure_noise: bool = False
+    reproducible_noise: bool = False
 
     @property
     def noiseless(self) -> bool:
@@ -177,7 +181,7 @@ def read_privacy(cfg: Mapping[str, Any]) -> PrivacySettings:
     one_of("privacy.clipping", settings.clipping, ("flat", "automatic"))
     one_of("privacy.accountant", settings.accountant, (AUTO, *ACCOUNTANTS))
     one_of("privacy.grad_sample_mode", settings.grad_sample_mode, (AUTO, *GRADIENT_MODES))
-    for name in ("poisson_sampling", "labels_public", "exact_metrics"):
+    for name in ("poisson_sampling", "labels_public", "exact_metrics", "secure_noise", "reproducible_noise"):
         flag(f"privacy.{name}", getattr(settings, name))
     for name in ("max_physical_batch_size", "augmentations"):
         whole(f"privacy.{name}", getattr(settings, name))

@@ -71,9 +71,7 @@ def run_experiment(cfg: DotMap, out: Path, *, progress: bool = True) -> RunResul
     write_durably(out / "config.yaml", yaml.safe_dump(to_plain(trainer.run.config), sort_keys=False))
     trainer.history.to_csv(out / "metrics.csv")
     if trainer.plan is not None:
-        report = privacy_report(
-            trainer.plan, trainer.ledger, seed_fixed=trainer.run.seed is not None, unused_keys=trainer.run.unused
-        )
+        report = privacy_report(trainer.plan, trainer.ledger, unused_keys=trainer.run.unused)
         write_durably(out / "privacy.json", json.dumps(report, indent=2))
         write_durably(out / "privacy.md", privacy_markdown(report))
     write_durably(out / "model.pt", _weights(trainer))

@@ -14,8 +14,6 @@ from functools import lru_cache
 import numpy as np
 from scipy.linalg import toeplitz
 
-from cords_dp.mechanisms.gaussian import gaussian_release
-
 
 def score_cells(scores: np.ndarray, bins: int) -> np.ndarray:
     """The cell of each score: equal cells on the public range [−1, 1]."""
@@ -45,20 +43,6 @@ def tails_from(noisy: np.ndarray) -> np.ndarray:
     return (noisy @ _square_root(noisy.shape[1]).T)[:, ::-1]
 
 
-def noisy_tail_counts(
-    scores: np.ndarray,
-    labels: np.ndarray,
-    *,
-    classes: int,
-    bins: int,
-    noise_multiplier: float,
-    rng: np.random.Generator,
-) -> np.ndarray:
-    """`tail_histogram`, noise and `tails_from` in one: the law that `Releases.tail_counts` draws from."""
-    factored, sensitivity = tail_histogram(scores, labels, classes=classes, bins=bins)
-    return tails_from(gaussian_release(factored, sensitivity=sensitivity, noise_multiplier=noise_multiplier, rng=rng))
-
-
 def tail_noise(noise_multiplier: float, bins: int) -> float:
     """The standard deviation of the noisiest of the tail counts."""
     column = root_column(bins)
@@ -66,7 +50,7 @@ def tail_noise(noise_multiplier: float, bins: int) -> float:
 
 
 def threshold_for(tail_counts: np.ndarray, target: float) -> float:
-    """The score above which about ``target`` records lie. Post-processing of `noisy_tail_counts` for one class.
+    """The score above which about ``target`` records lie. Post-processing of noisy tail counts for one class.
 
     Noisy counts need not fall monotonically; the running maximum from the top does. Inside a cell the scores are
     taken as evenly spread. 1 if no record is wanted, −1 if all are.

@@ -32,9 +32,10 @@ class Releases:
         charge: Charge,
         generators: Mapping[str, np.random.Generator],
         noiseless: bool = False,
+        secure: bool = False,
     ):
         self._declared = {release.name: release for release in declared}
-        self._charge, self._generators, self._noiseless = charge, generators, noiseless
+        self._charge, self._generators, self._noiseless, self._secure = charge, generators, noiseless, secure
         self._left: dict[str, int] = {}
 
     def gaussian(self, name: str, total: np.ndarray) -> np.ndarray:
@@ -77,6 +78,7 @@ class Releases:
             sensitivity=release.sensitivity * stretch,
             noise_multiplier=release.event.sigma,
             rng=self._generators[release.dataset],
+            secure=self._secure,
         )
 
     def _get(self, name: str) -> Release:

@@ -13,23 +13,26 @@ from cords_dp.planning.plan import PrivacyPlan, before_amplification
 NOT_COVERED = (
     "choosing hyper-parameters by looking at results on the same private data",
     "side channels of floating-point arithmetic",
-    "the pseudo-random generators, which are not cryptographic",
     "the time and memory that the run took",
     "exact metrics of private records, if they were switched on, and metrics of the test set, which is taken as public",
     "groups of records: k records of one person have k times the epsilon",
 )
 
 
-def privacy_report(
-    plan: PrivacyPlan, ledger: Ledger, *, seed_fixed: bool, unused_keys: Sequence[str] = ()
-) -> dict[str, Any]:
+_NOT_PRIVATE = (
+    "NOT PRIVATE: privacy.reproducible_noise computes the noise from the seed, which config.yaml and result.json hold, "
+    "so whoever reads them can take the noise away. With noise from the operating system the following would hold. "
+)
+
+
+def privacy_report(plan: PrivacyPlan, ledger: Ledger, *, unused_keys: Sequence[str] = ()) -> dict[str, Any]:
     """Everything that ``privacy.json`` holds. Public values only."""
     if plan.noiseless:
         return {"private": False, "statement": "epsilon = inf: this run gives no privacy guarantee."}
     planned, charged = plan.cost(), plan.spent(ledger)
     return {
-        "private": True,
-        "statement": _guarantee(plan),
+        "private": not plan.privacy.reproducible_noise,
+        "statement": _NOT_PRIVATE + _guarantee(plan) if plan.privacy.reproducible_noise else _guarantee(plan),
         "unit": "one record of the training set D" + (" or of the validation set V" if _v_charged(plan) else ""),
         "neighbouring_relation": (
             "zero-out: one record is replaced by a null record that contributes the zero vector to every query; "
@@ -50,14 +53,14 @@ def privacy_report(
         "mechanisms": _mechanisms(plan),
         "unused_keys": list(unused_keys),
         "ledger": ledger.to_dict(),
-        "not_covered": [*NOT_COVERED, *_seed_sentence(seed_fixed)],
+        "not_covered": list(NOT_COVERED),
         "exact_metrics_of_private_records": plan.privacy.exact_metrics,
     }
 
 
 def privacy_markdown(report: dict[str, Any]) -> str:
     """``privacy.md``: the same facts for a reader."""
-    if not report["private"]:
+    if "mechanisms" not in report:  # no noise at all
         return f"# Privacy\n\n{report['statement']}\n"
     lines = ["# Privacy", "", report["statement"], "", "## What was done", ""]
     lines += ["| phase | mechanism | parameters | count |", "|---|---|---|---|"]
@@ -98,7 +101,7 @@ def privacy_markdown(report: dict[str, Any]) -> str:
 def _guarantee(plan: PrivacyPlan) -> str:
     cost = plan.cost()
     both = " and of the validation set" if _v_charged(plan) else ""
-    exceptions = ["the seed, if one was fixed", "the metrics of the test set", "the times shown"]
+    exceptions = ["the metrics of the test set", "the times shown"]
     if plan.privacy.exact_metrics:
         exceptions.append("the exact metrics of private records that were switched on")
     conditions = " Which class each index belongs to is declared public." if plan.privacy.labels_public else ""
@@ -181,15 +184,6 @@ def _event_in_words(event: Event) -> tuple[str, str, int]:
 
 def _unused_sentence(keys: Sequence[str]) -> list[str]:
     return [f"- Keys of the config that had no effect: {', '.join(keys)}."] if keys else []
-
-
-def _seed_sentence(seed_fixed: bool) -> list[str]:
-    if not seed_fixed:
-        return []
-    return [
-        "THE FIXED SEED of this run: whoever knows it can take the noise away, so publishing it (config.yaml and "
-        "result.json hold it) voids the guarantee; so does using it again on data that share records with these"
-    ]
 
 
 def _bound(bound: Bound) -> dict[str, Any]:

@@ -147,7 +147,7 @@ def _run_parts(folder: Path, whose: str = "this run") -> list[str]:
 
 def _privacy(report: dict[str, Any]) -> str:
     text = f"<p class=note>{html.escape(report['statement'])}</p>"
-    if not report["private"]:
+    if "mechanisms" not in report:  # no noise at all
         return text
     phases = [(name, b["epsilon"], b["delta"], b["accountant"]) for name, b in report["phases"].items()]
     phases.append(("D in total", report["epsilon_training_data"], report["delta"], report["accountant"]))

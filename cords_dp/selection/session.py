@@ -33,6 +33,7 @@ class Selections:
             charge=self._ledger.charge,
             generators=self._generators,
             noiseless=self.plan.noiseless,
+            secure=self.plan.privacy.secure_noise,
         )
         self.pool = checked_pool(self.selector.select(weights, releases), self.plan.shape.n)
         return self.pool

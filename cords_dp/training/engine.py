@@ -8,38 +8,41 @@ Formal guarantees
 Unit: one record, zero-out. Each step is one Poisson-subsampled Gaussian event (q, σ), provided the batch
 holds each record independently with probability at most q. A record's part of the sum has L2 norm at most C: weights
 are brought into [0, 1] before they multiply the clipped gradient, and a record whose gradient is not finite contributes
-nothing. An empty batch still takes a step and adds noise. The event is charged by the caller before the step.
+nothing. Norms are float64. In every mode but ghost the bound is proved for the numbers as they are in memory
+(`clipping.rounding_slack`); for ghost clipping see `ghost`. An empty batch still takes a step and adds noise. Noise is
+float64 from a source that the caller hands over (`noisy_sum`). The event is charged by the caller before the step.
+
+Not proved: the rounding of float32 while the parts of one piece are added up.
 
 Opacus computes per-example gradients in several ways ("modes"); `modes.fastest_mode` chooses one.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
-from opacus.grad_sample import GradSampleModuleFastGradientClipping, prepare_module
-from opacus.optimizers import (
-    DistributedDPOptimizer,
-    DistributedDPOptimizerFastGradientClipping,
-    DPOptimizer,
-    DPOptimizerFastGradientClipping,
-)
+from opacus.grad_sample import prepare_module
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
 from cords_dp.distributed import World, current_world
-from cords_dp.errors import UnsupportedModelError
-from cords_dp.mechanisms import clip_factors, keep_rows
+from cords_dp.errors import MechanismError, UnsupportedModelError
+from cords_dp.mechanisms.clipping import clip_factors, keep_rows, rounded_down, rounding_slack, row_norms
+from cords_dp.mechanisms.noise import Noise
 from cords_dp.training.augment import augmented_views
+from cords_dp.training.ghost import TWO_PASSES, GhostModule, refuse_weights_used_twice
+from cords_dp.training.noisy_sum import PerExampleOptimizer, build_optimizer
 
 LossPerExample = Callable[[Tensor, Tensor], Tensor]
-MODES = ("linear", "ghost", "ew", "hooks", "functorch")
 _SUMMED = ("linear", "ghost")  # modes that leave a clipped sum and never hold every example's gradient
+_HUGE = 1e20  # r · C/‖r‖‖a‖ has to stay far above float32's smallest numbers, where rounding is no longer relative
 
 
 class PlainEngine:
@@ -70,7 +73,11 @@ class Views:
 
 
 class PrivateEngine:
-    """Clipped, noisy steps on one model. Wraps the model once, for the whole run."""
+    """Clipped, noisy steps on one model. Wraps the model once, for the whole run.
+
+    ``noise`` gives standard normals (`mechanisms.noise.noise_source`). It may be left out where ``sigma`` is 0, and
+    must be: an engine that adds no noise has to be meant.
+    """
 
     def __init__(
         self,
@@ -82,41 +89,36 @@ class PrivateEngine:
         max_grad_norm: float,
         batch_size: int,
         mode: str,
-        generator: torch.Generator,
+        noise: Noise | None = None,
         normalise: bool = False,
         max_physical_batch_size: int = 512,
         views: Views | None = None,
         distributed: bool = False,
     ):
+        _check_noise(sigma, max_grad_norm, noise)
         self.mode, self.criterion, self.views = mode, criterion, views
         self.piece = max(1, max_physical_batch_size // (views.count if views else 1))
         if views and mode in _SUMMED:
             raise UnsupportedModelError(f"mode {mode} cannot average views before clipping; use another one")
         self.max_grad_norm, self.normalise = max_grad_norm, normalise
-        if mode == "linear":
-            _refuse_all_but_linear(model)
-        options = {"loss_reduction": "sum"}
-        if mode != "ew":
-            options["strict"] = True  # type: ignore[assignment]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                self.model = model if mode == "linear" else prepare_module(model, grad_sample_mode=mode, **options)
-            except (NotImplementedError, ValueError) as error:
-                raise UnsupportedModelError(f"{type(model).__name__} in mode {mode}: {error}") from error
-        if mode == "ghost":
-            _refuse_sequences(model)
-        world = current_world() if distributed else World()
-        self.optimizer: DPOptimizer = _optimizer_class(mode, world)(
+        self.model = _prepared(model, mode)
+        self.optimizer = build_optimizer(
             optimizer,
-            noise_multiplier=sigma,
+            sums=mode in _SUMMED,
+            sigma=sigma,
             max_grad_norm=max_grad_norm,
-            expected_batch_size=batch_size / world.size,  # Opacus divides by the number of processes once more
-            loss_reduction="mean",
-            generator=generator,
+            batch_size=batch_size,
+            noise=noise,
+            world=current_world() if distributed else World(),
         )
-        self.optimizer.normalise = normalise
-        self.optimizer.views = views.count if views else 1
+        weights = self.optimizer.params
+        elements = sum(p.numel() for p in weights)
+        self.slack = max(rounding_slack(elements, p.dtype) for p in weights)
+        if mode == "ghost":
+            self.slack += TWO_PASSES
+        if isinstance(self.optimizer, PerExampleOptimizer):
+            self.optimizer.normalise, self.optimizer.slack = normalise, self.slack
+            self.optimizer.views = views.count if views else 1
 
     def step(self, x: Tensor, y: Tensor, weights: Tensor) -> None:
         """Take one noisy step on a Poisson batch of any size, none included."""
@@ -133,11 +135,16 @@ class PrivateEngine:
             self.optimizer.signal_skip_step(do_skip=number < len(pieces) - 1)
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        for p in self.optimizer.params:
-            p.__dict__.pop("_norm_sample", None)  # exact norms must not travel with the model
+
+    def _factors(self, norms: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
+        """Weight times clip factor of each record, rounded down."""
+        factors = clip_factors(norms, self.max_grad_norm, normalise=self.normalise, slack=self.slack)
+        return rounded_down(factors * weights.double(), dtype)
 
     def _example_gradients(self, x: Tensor, y: Tensor, weights: Tensor) -> None:
-        """Leave every example's gradient in ``p.grad_sample``; `_BoundedDPOptimizer` clips and sums them."""
+        """Leave every example's gradient in ``p.grad_sample``; `PerExampleOptimizer` clips and sums them."""
+        assert isinstance(self.optimizer, PerExampleOptimizer)
+        self.optimizer.example_weights = weights
         if len(y) == 0:
             for p in self.optimizer.params:
                 p.grad_sample = p.new_zeros((0, *p.shape))  # type: ignore[attr-defined]
@@ -147,7 +154,6 @@ class PrivateEngine:
         with _OutOfPlace():
             outputs = self.model(x)
         self.criterion(outputs, y).sum().backward()
-        self.optimizer.example_weights = weights
 
     @torch.no_grad()
     def _linear_gradients(self, x: Tensor, y: Tensor, weights: Tensor) -> None:
@@ -157,8 +163,9 @@ class PrivateEngine:
         with torch.enable_grad():
             logits = layer(a).detach().requires_grad_()
             (r,) = torch.autograd.grad(self.criterion(logits, y).sum(), logits)
-        norms = r.norm(dim=1) * torch.linalg.vector_norm(a, dim=1).square().add(1).sqrt()
-        factors = weights * clip_factors(norms, self.max_grad_norm, normalise=self.normalise)
+        lengths = row_norms(a)
+        norms = torch.where(lengths < _HUGE, row_norms(r) * lengths.square().add(1).sqrt(), math.inf)
+        factors = self._factors(norms, weights, r.dtype)
         if not bool(torch.isfinite(norms).all()):
             r, a = keep_rows(r, torch.isfinite(norms)), keep_rows(a, torch.isfinite(norms))
         clipped = r * factors[:, None]
@@ -166,7 +173,7 @@ class PrivateEngine:
 
     def _ghost_gradients(self, x: Tensor, y: Tensor, weights: Tensor) -> None:
         """Leave the clipped sum in ``p.grad``: one backward pass for the norms, one for the sum."""
-        assert isinstance(self.model, GradSampleModuleFastGradientClipping)
+        assert isinstance(self.model, GhostModule)
         if len(y) == 0:
             for p in self.optimizer.params:
                 p.grad = torch.zeros_like(p)
@@ -174,8 +181,10 @@ class PrivateEngine:
         with _OutOfPlace():
             outputs = self.model(x)
         losses = self.criterion(outputs, y)
+        refuse_weights_used_twice(losses, self.optimizer.params)
         losses.sum().backward(retain_graph=True)
         norms = self.model.get_norm_sample().detach()
+        self.model.forget_norms()
         self.optimizer.zero_grad(set_to_none=True)
         finite = torch.isfinite(norms)
         if not bool(finite.all()):
@@ -183,7 +192,7 @@ class PrivateEngine:
             # zeroing its gradient; only the time taken differs.
             self._ghost_gradients(x[finite], y[finite], weights[finite])
             return
-        factors = weights * clip_factors(norms, self.max_grad_norm, normalise=self.normalise)
+        factors = self._factors(norms, weights, losses.dtype)
         self.model.disable_hooks()
         try:
             (losses * factors).sum().backward()
@@ -215,55 +224,32 @@ def _refuse_all_but_linear(model: nn.Module) -> None:
         raise UnsupportedModelError("closed-form gradients need a model whose only weights are its linear layer's")
 
 
-def _refuse_sequences(model: nn.Module) -> None:
-    """Opacus' ghost norm of a linear layer on sequences cancels in float32 and can fall below the true norm."""
-
-    def check(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        if inputs[0].dim() > 2:
-            raise UnsupportedModelError("ghost clipping is not exact for linear layers on sequences; use another mode")
-
-    for module in model.modules():
-        if isinstance(module, nn.Linear):
-            module.register_forward_pre_hook(check)
-
-
-class _BoundedClipping:
-    """Our clipping for Opacus' optimizers: non-finite gradients become zero, norms never exceed C."""
-
-    normalise = False
-    views = 1
-    example_weights: Tensor
-    max_grad_norm: float
-    params: list[nn.Parameter]
-    _get_flat_grad_sample: Callable[[nn.Parameter], Tensor]
-
-    def clip_and_accumulate(self) -> None:
-        samples = [self._get_flat_grad_sample(p).to(p.dtype) for p in self.params]
-        if self.views > 1:  # the mean over a record's views is one gradient, clipped as one
-            samples = [g.reshape(-1, self.views, *g.shape[1:]).mean(dim=1) for g in samples]
-        norms = torch.stack([g.flatten(1).norm(dim=1) for g in samples], dim=1).norm(dim=1)
-        factors = clip_factors(norms, self.max_grad_norm, normalise=self.normalise)
-        if len(factors):
-            factors = factors * self.example_weights
-        for p, gradients in zip(self.params, samples, strict=True):
-            if not bool(torch.isfinite(norms).all()):
-                gradients = keep_rows(gradients, torch.isfinite(norms))
-            total = torch.einsum("i,i...", factors, gradients)
-            p.summed_grad = total if p.summed_grad is None else p.summed_grad + total  # type: ignore[attr-defined]
+def _prepared(model: nn.Module, mode: str) -> nn.Module:
+    """The model with what the mode needs around it."""
+    if mode == "linear":
+        _refuse_all_but_linear(model)
+        return model
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            if mode == "ghost":
+                return GhostModule(model, loss_reduction="sum", strict=True)
+            strict = {} if mode == "ew" else {"strict": True}
+            return prepare_module(model, grad_sample_mode=mode, loss_reduction="sum", **strict)
+        except (NotImplementedError, ValueError) as error:
+            raise UnsupportedModelError(f"{type(model).__name__} in mode {mode}: {error}") from error
 
 
-class _BoundedDPOptimizer(_BoundedClipping, DPOptimizer):
-    pass
-
-
-class _DistributedBoundedDPOptimizer(_BoundedClipping, DistributedDPOptimizer):
-    pass
-
-
-def _optimizer_class(mode: str, world: World) -> type[DPOptimizer]:
-    if mode in _SUMMED:
-        return DPOptimizerFastGradientClipping if world.size == 1 else DistributedDPOptimizerFastGradientClipping
-    return _BoundedDPOptimizer if world.size == 1 else _DistributedBoundedDPOptimizer
+def _check_noise(sigma: float, max_grad_norm: float, noise: Noise | None) -> None:
+    """Fail closed: a noise multiplier that got lost must not become a step without noise."""
+    if not isinstance(sigma, Real) or not (math.isfinite(sigma) and sigma >= 0):
+        raise MechanismError(f"the noise multiplier of a step must be a finite number of at least 0, not {sigma!r}")
+    if not (math.isfinite(max_grad_norm) and max_grad_norm > 0):
+        raise MechanismError(f"the clip norm must be positive and finite, not {max_grad_norm!r}")
+    if sigma > 0 and noise is None:
+        raise MechanismError("an engine with a noise multiplier needs a noise source; see mechanisms.noise")
+    if sigma == 0 and noise is not None:
+        raise MechanismError("noise multiplier 0 beside a noise source: an engine without noise gets none")
 
 
 def _pieces(size: int, piece: int) -> Iterator[slice]:

@@ -10,6 +10,7 @@ from cords_dp.config.settings import AUTO, GRADIENT_MODES
 from cords_dp.datasets import Splits
 from cords_dp.distributed import current_world
 from cords_dp.errors import ConfigError
+from cords_dp.mechanisms.noise import Noise
 from cords_dp.planning import PrivacyPlan
 from cords_dp.seeding import Streams
 from cords_dp.training.engine import PlainEngine, PrivateEngine, Views
@@ -27,6 +28,7 @@ def build_engine(
     optimizer: Optimizer,
     criterion: nn.Module,
     streams: Streams,
+    noise: Noise,
 ) -> Engine:
     assert run.batch_size is not None
     if plan is None or plan.noiseless:
@@ -41,7 +43,7 @@ def build_engine(
         max_grad_norm=privacy.max_grad_norm,
         batch_size=plan.shape.batch_size,
         mode=_gradient_mode(run, plan, data, model, criterion, views),
-        generator=streams.torch("noise", run.device),
+        noise=noise,
         normalise=privacy.clipping == "automatic",
         max_physical_batch_size=privacy.max_physical_batch_size,
         views=views,

@@ -10,6 +10,7 @@ before a file is written or a record is read.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 import time
@@ -27,12 +28,13 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from cords_dp import toolkit
-from cords_dp.accounting import TRAINING_DATA, Ledger
+from cords_dp.accounting import Ledger
 from cords_dp.config import config_digest, thawed_copy
 from cords_dp.dataloaders import poisson_batches
 from cords_dp.datasets import Splits, build_dataset, known_sizes, sequential_batches, with_features
 from cords_dp.distributed import current_world
 from cords_dp.errors import BudgetExceededError, ConfigError, MechanismError
+from cords_dp.mechanisms.noise import noise_source
 from cords_dp.models import build_model, make_private_ready
 from cords_dp.planning import Cost, EpochPlan, PrivacyPlan
 from cords_dp.seeding import Streams, seed_global_generators
@@ -59,6 +61,7 @@ from cords_dp.training.optim import build_optimizer, build_scheduler, planned_le
 from cords_dp.training.run import Run, resolve
 from cords_dp.training.source import build_source
 from cords_dp.training.stepping import Engine, build_engine
+from cords_dp.training.steps import ChargedSteps
 
 _EVALUATION_BATCH = 1024
 _DATA_ARGUMENTS = ("trainset", "validset", "testset", "num_cls")
@@ -182,7 +185,8 @@ class TrainClassifier(toolkit.TrainClassifier):
         saved = checkpoint_path(run.config, self.logger) if self.world.main else None
         self.ledger = self._shared_ledger(saved)
         streams = self._streams()
-        seed_global_generators(streams, self.world.rank)
+        if plan is not None or run.seed is not None:
+            seed_global_generators(streams, self.world.rank)
         if self.world.size > 1:
             DPDDP(model)  # sends rank 0's weights to the others
         data = self.data = self._with_features(data, model)
@@ -193,7 +197,9 @@ class TrainClassifier(toolkit.TrainClassifier):
         average = WeightAverage(model, decay) if decay else None
         self.progress = Progress(model, optimizer, scheduler, source, average, self.history)
         start_epoch = self._resume(saved)
-        self._engine = build_engine(run, plan, data, model, optimizer, criterion, streams)
+        noise = noise_source(streams.numpy("noise"), secure=bool(plan and plan.privacy.secure_noise))
+        self._steps = ChargedSteps(self.ledger, noise)
+        self._engine = build_engine(run, plan, data, model, optimizer, criterion, streams, self._steps)
         if plan is not None and not plan.noiseless:
             self.logger.info("Per-example gradients by Opacus, mode %s.", self._engine.mode)
         self._batch_coins = streams.numpy("batches")
@@ -225,7 +231,14 @@ class TrainClassifier(toolkit.TrainClassifier):
         context = f"{self.plan.fingerprint} {config_digest(self.run.config)}" if self.plan else ""
         # One process alone asks the operating system for each stream; several share one secret.
         entropy = secrets.randbits(256) if self.world.size > 1 else None
-        return Streams(self.run.seed, attempt=self.ledger.attempts, context=context, entropy=self.world.share(entropy))
+        free = self.run.seed is not None and (self.plan is None or self.plan.noiseless)  # there is nothing to protect
+        return Streams(
+            self.run.seed,
+            attempt=self.ledger.attempts,
+            context=context,
+            entropy=self.world.share(entropy),
+            reproducible=free or (self.plan is not None and self.plan.privacy.reproducible_noise),
+        )
 
     def _progress_bar(self) -> tqdm:
         steps = self._total_steps if self.plan else self.run.epochs * len(self.progress.source)
@@ -283,14 +296,15 @@ class TrainClassifier(toolkit.TrainClassifier):
         pool = Pool.everything(plan.shape.n) if planned.pool == "all" else self._pool(epoch)
         if not plan.noiseless:
             # The whole epoch is charged before its first noise: a crash wastes budget, never regains it.
-            self.ledger.charge(TRAINING_DATA, planned.phase, plan.step_event(planned))
+            self._steps.charge(planned.phase, plan.step_event(planned))
         model, average = self.progress.model, self.progress.average
         model.train()
         batches = poisson_batches(
             self.data.train, pool, rate=planned.rate, steps=planned.steps, rng=self._batch_coins, world=self.world
         )
         for x, y, weights in batches:
-            self._engine.step(*(part.to(self.run.device) for part in (x, y, weights)))
+            with self._steps.one() if not plan.noiseless else contextlib.nullcontext():
+                self._engine.step(*(part.to(self.run.device) for part in (x, y, weights)))
             if average is not None:
                 average.update(model)
             self._after_step(bar)

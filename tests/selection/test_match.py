@@ -19,7 +19,6 @@ from cords_dp.accounting.events import merge
 from cords_dp.dataloaders import poisson_batches
 from cords_dp.datasets import ArrayDataset
 from cords_dp.errors import ConfigError, MechanismError
-from cords_dp.mechanisms.quantile import tail_noise
 from cords_dp.planning import price_of_selection
 from cords_dp.selection import Pool
 from cords_dp.selection.match import Tilt, chance_scales, score_histogram, tilt_strength, uniform_gradients
@@ -294,17 +293,6 @@ def test_tails_that_noise_explains_are_empty():
     tails = np.array([1000.0, 700, 25, 40])  # counts in a cell or above; the last two are within three deviations
     counts, _ = score_histogram(tails, noise=20.0)
     assert counts.tolist() == [300, 700, 0, 0]
-
-
-def test_tail_noise_is_that_of_the_release():
-    from cords_dp.mechanisms.quantile import noisy_tail_counts
-
-    rng = np.random.default_rng(0)
-    draws = np.array([
-        noisy_tail_counts(np.zeros(0), np.zeros(0, dtype=int), classes=1, bins=32, noise_multiplier=3.0, rng=rng)[0]
-        for _ in range(4000)
-    ])  # fmt: skip
-    assert draws.std(axis=0).max() == pytest.approx(tail_noise(3.0, 32), rel=0.08)
 
 
 # --- whole runs ----------------------------------------------------------------------------------------------

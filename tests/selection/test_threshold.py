@@ -1,4 +1,4 @@
-"""Selection that costs almost nothing: quantiles, `threshold`, `top_k`, scores, and broken copies of them."""
+"""Selection that costs almost nothing: `threshold`, `top_k`, scores, and broken copies of them."""
 
 from __future__ import annotations
 
@@ -12,95 +12,8 @@ from hypothesis import strategies as st
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, gaussian
 from cords_dp.accounting.events import merge
 from cords_dp.errors import ConfigError, MechanismError
-from cords_dp.mechanisms import quantile
-from cords_dp.mechanisms.quantile import noisy_tail_counts, score_cells, threshold_for
 from cords_dp.selection.last_layer import LastLayerGradients
 from cords_dp.selection.scores import ScoredRecords, get_score, register_score, score_records
-
-# --- private quantiles -------------------------------------------------------------------------------------
-
-
-def tails(scores, labels=None, *, classes=1, bins=16, sigma=0.0, seed=0):
-    labels = np.zeros(len(scores), dtype=int) if labels is None else labels
-    rng = np.random.default_rng(seed)
-    return noisy_tail_counts(scores, labels, classes=classes, bins=bins, noise_multiplier=sigma, rng=rng)
-
-
-def test_without_noise_tail_counts_are_exact():
-    rng = np.random.default_rng(0)
-    scores, labels = rng.uniform(-1, 1, 500), rng.integers(0, 3, 500)
-    got = tails(scores, labels, classes=3)
-    cells = score_cells(scores, 16)
-    expected = [[np.sum((labels == c) & (cells >= b)) for b in range(16)] for c in range(3)]
-    np.testing.assert_allclose(got, expected, atol=1e-9)
-
-
-def noise_free_input(monkeypatch, scores, labels=None, classes=1):
-    """What the Gaussian mechanism is given, and the sensitivity it is told."""
-    seen = {}
-    monkeypatch.setattr(quantile, "gaussian_release", lambda total, **kw: seen.update(total=total, **kw) or total)
-    tails(np.asarray(scores), labels, classes=classes)
-    return seen
-
-
-@pytest.mark.parametrize("score", [-1.0, -0.3, 0.99, 1.0])
-def test_one_record_moves_the_release_by_at_most_the_stated_sensitivity(monkeypatch, score):
-    """With the record, and with a null record (NaN: no cell at all) in its place."""
-    others, labels = [0.2, -0.7], np.array([0, 1, 1])
-    here = noise_free_input(monkeypatch, [*others, score], labels, 2)
-    there = noise_free_input(monkeypatch, [*others, np.nan], labels, 2)
-    moved = np.linalg.norm(here["total"] - there["total"])
-    assert 0 < moved <= here["sensitivity"] + 1e-12
-    if score == 1.0:
-        assert moved == pytest.approx(here["sensitivity"])  # the highest cell is the first column
-
-
-def test_mutant_null_record_with_a_cell_is_caught(monkeypatch):
-    """A null record that were counted in some cell would cancel or double the record's own trace."""
-    with_null = noise_free_input(monkeypatch, [0.2, np.nan])["total"]
-    without = noise_free_input(monkeypatch, [0.2])["total"]
-    np.testing.assert_array_equal(with_null, without)
-
-
-def test_noise_of_every_tail_count_is_small_and_as_computed():
-    """std of each tail count is σ·‖row of L‖·‖first column of R‖ ≤ σ·(1 + ln(bins)/π) or so."""
-    sigma, bins = 10.0, 128
-    draws = np.array([tails(np.array([]), bins=bins, sigma=sigma, seed=s)[0] for s in range(1500)])
-    root = quantile._square_root(bins)
-    expected = sigma * np.linalg.norm(root[:, 0]) * np.linalg.norm(root, axis=1)[::-1]
-    np.testing.assert_allclose(draws.std(axis=0), expected, rtol=0.12)
-    assert expected.max() < sigma * (1.3 + np.log(bins) / np.pi)
-    # a plain noisy histogram would err by σ·√bins = 113 at the far end
-    assert expected.max() < 3 * sigma
-
-
-def test_the_square_root_is_one():
-    root = quantile._square_root(50)
-    np.testing.assert_allclose(root @ root, np.tril(np.ones((50, 50))), atol=1e-12)
-
-
-@settings(max_examples=50)
-@given(seed=st.integers(0, 1000), share=st.floats(0.01, 0.99))
-def test_thresholds_without_noise_hit_the_target_within_a_cell(seed, share):
-    rng = np.random.default_rng(seed)
-    scores = np.clip(rng.normal(0.1, 0.3, 4000), -1, 1)
-    tau = threshold_for(tails(scores, bins=128)[0], 4000 * share)
-    cell = np.bincount(score_cells(scores, 128)).max()
-    assert abs(np.sum(scores >= tau) - 4000 * share) <= cell
-
-
-def test_the_pool_is_within_ten_percent_of_k_at_the_default_noise():
-    """n = 30,000, k/3 = 700 of a peaked distribution, σ = 25: mean within 10 %, and not one draw far off."""
-    scores = np.clip(np.random.default_rng(0).normal(0.0, 0.25, 30_000), -1, 1)
-    sizes = [np.sum(scores >= threshold_for(tails(scores, bins=128, sigma=25.0, seed=s)[0], 700)) for s in range(60)]
-    assert abs(np.mean(sizes) - 700) < 70
-    assert np.std(sizes) < 100
-
-
-@pytest.mark.parametrize(("target", "expected"), [(0, 1.0000001), (-5, 1.0000001), (10**9, -1.0)])
-def test_thresholds_at_the_ends(target, expected):
-    assert threshold_for(tails(np.zeros(10))[0], target) == pytest.approx(expected, abs=1e-6)
-
 
 # --- a strategy on small data ----------------------------------------------------------------------------------
 
