@@ -16,7 +16,7 @@ def finite_or_zero(rows: Tensor) -> Tensor:
     Clipping an infinite vector gives NaN, and one NaN in a sum destroys all of it, so a record with
     a non-finite quantity contributes nothing. The rule looks at one row at a time.
     """
-    return keep_rows(rows, torch.isfinite(rows.reshape(len(rows), -1)).all(dim=1))
+    return keep_rows(rows, torch.isfinite(rows).flatten(1).all(dim=1))
 
 
 def keep_rows(rows: Tensor, kept: Tensor) -> Tensor:

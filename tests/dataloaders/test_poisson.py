@@ -10,7 +10,6 @@ from torch.utils.data import TensorDataset
 
 from cords_dp.dataloaders import poisson_batches
 from cords_dp.datasets import ArrayDataset, records_at
-from cords_dp.seeding import Streams
 from cords_dp.selection import Pool
 
 ALPHA = 1e-6
@@ -77,24 +76,3 @@ def test_records_from_a_plain_torch_dataset():
     assert y.tolist() == [3, 1]
     assert x[:, 0].tolist() == [3.0, 1.0]
     assert records_at(plain, np.array([], dtype=int))[0].shape == (0, 1)
-
-
-def test_streams_are_separate_and_repeatable():
-    one, two = Streams(7), Streams(7)
-    names = ("data", "init", "selection", "batches", "noise", "validation")
-    draws = {name: one.numpy(name).random() for name in names}
-    assert len(set(draws.values())) == len(names)
-    assert draws == {name: two.numpy(name).random() for name in names}
-    assert Streams(8).numpy("noise").random() != draws["noise"]
-
-
-def test_a_resumed_run_draws_fresh_noise_but_keeps_its_data():
-    first, second = Streams(7, attempt=0), Streams(7, attempt=1)
-    for name in ("batches", "noise", "selection", "validation"):
-        assert first.numpy(name).random() != second.numpy(name).random()
-    assert first.numpy("data").random() == second.numpy("data").random()
-
-
-def test_without_a_seed_secret_streams_differ_each_time():
-    assert Streams(None).numpy("noise").random() != Streams(None).numpy("noise").random()
-    assert Streams(None).numpy("data").random() == Streams(None).numpy("data").random()
