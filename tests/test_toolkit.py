@@ -116,7 +116,7 @@ ARROWS = {
     "config": {"accounting", "toolkit"},
     "planning": {"accounting", "config"},
     "mechanisms": {"accounting", "planning"},
-    "datasets": {"toolkit"},
+    "datasets": {"toolkit", "config"},
     "models": {"toolkit", "datasets"},
     "selection": {"toolkit", "mechanisms", "accounting", "planning", "config", "datasets"},
     "registry": {"planning", "selection"},

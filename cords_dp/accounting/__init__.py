@@ -10,6 +10,7 @@ from cords_dp.accounting.meaning import MembershipRisk, membership_risk
 from cords_dp.accounting.picks import ExponentialPicks, GumbelFreeze, gumbel_hockey_stick
 from cords_dp.accounting.poisson_gaussian import PoissonGaussian, gaussian
 from cords_dp.accounting.renyi_filter import RenyiFilter
+from cords_dp.accounting.rough import rough_epsilon
 
 __all__ = [
     "ACCOUNTANTS",
@@ -34,4 +35,5 @@ __all__ = [
     "gumbel_hockey_stick",
     "membership_risk",
     "register_event",
+    "rough_epsilon",
 ]

@@ -23,7 +23,7 @@ KNOWN_KEYS: dict[str, set[str] | None] = {
     "dataset": {
         "name", "datadir", "feature", "type", "classimb_ratio", "balanced_validation", "num_samples",
         "ss_path", "data_dir", "wordvec_dim", "weight_path", "validation_fraction", "class_separation",
-        "keep_range",
+        "keep_range", "cut_classes", "cut_share", "label_noise", "label_noise_kind",
     },
     "dataloader": {"shuffle", "batch_size", "pin_memory", "collate_fn"},
     "model": {

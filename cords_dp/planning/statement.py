@@ -9,6 +9,7 @@ from cords_dp.accounting import Bound, Event, Ledger
 from cords_dp.accounting.events import to_dict
 from cords_dp.planning.calibrate import price_of_selection
 from cords_dp.planning.plan import PrivacyPlan, before_amplification
+from cords_dp.planning.schedule import TRAINING
 
 NOT_COVERED = (
     "choosing hyper-parameters by looking at results on the same private data",
@@ -166,8 +167,14 @@ def _mechanisms(plan: PrivacyPlan) -> list[dict[str, Any]]:
         if release.event is not None:
             add(release.phase, release.event, release.words, plan.shape.rounds)
     for epoch in plan.shape.epochs:
-        if epoch.steps:
+        if epoch.steps and not epoch.branched:
             add(epoch.phase, plan.step_event(epoch), f"{plan.privacy.max_grad_norm:g} (clip norm)", 1)
+    if plan.branches:
+        options = ", or ".join(f"sigma {b.sigma:.6g}, rate {b.rate:.6g}" for b in plan.branches)
+        parameters = f"{options}, sensitivity: {plan.privacy.max_grad_norm:g} (clip norm)"
+        rows[(TRAINING, "Poisson-subsampled Gaussian, one of several as a release advises", parameters)] = (
+            plan.shape.branched_steps
+        )
     return [
         {"phase": phase, "mechanism": name, "parameters": parameters, "count": count}
         for (phase, name, parameters), count in rows.items()

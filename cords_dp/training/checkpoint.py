@@ -33,6 +33,7 @@ class Progress:
     source: Any  # the strategy's loader or pool source
     average: WeightAverage | None
     history: History
+    branch: int | None = None  # of the plan, once a release has chosen it
 
     def to_dict(self, epoch: int, loss: Any, ledger: Ledger | None) -> dict[str, Any]:
         """CORDS' keys, and ours. ``ledger`` is None for a run that is not private."""
@@ -50,6 +51,8 @@ class Progress:
             selection = self.source.state() if hasattr(self.source, "state") else None
             if selection is not None:
                 state["selection"] = selection
+            if self.branch is not None:
+                state["branch"] = self.branch
         if self.average is not None:
             state["average"] = {"state_dict": self.average.model.state_dict(), "steps": self.average.steps}
         return state
@@ -63,6 +66,7 @@ class Progress:
         self.history.rows = list(state.get("rows", []))
         if "selection" in state:
             self.source.restore(state["selection"])
+        self.branch = state.get("branch")
         if hasattr(self.source, "cur_epoch"):  # CORDS' loaders count epochs themselves
             self.source.cur_epoch = state["epoch"] + 1
         if self.average is not None and "average" in state:

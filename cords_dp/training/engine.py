@@ -120,6 +120,11 @@ class PrivateEngine:
             self.optimizer.normalise, self.optimizer.slack = normalise, self.slack
             self.optimizer.views = views.count if views else 1
 
+    def set_noise_multiplier(self, sigma: float) -> None:
+        """Go on with other noise, as the plan's branches have it."""
+        _check_noise(sigma, self.max_grad_norm, self.optimizer.noise)
+        self.optimizer.noise_multiplier = sigma
+
     def step(self, x: Tensor, y: Tensor, weights: Tensor) -> None:
         """Take one noisy step on a Poisson batch of any size, none included."""
         weights = weights.nan_to_num(0.0).clamp(0.0, 1.0)

@@ -48,6 +48,7 @@ from cords_dp.training.checkpoint import (
     refuse_foreign,
     save_checkpoint,
 )
+from cords_dp.training.engine import PrivateEngine
 from cords_dp.training.evaluation import History, evaluate
 from cords_dp.training.logs import (
     allowed_metrics,
@@ -57,7 +58,13 @@ from cords_dp.training.logs import (
     own_logger,
     quiet_libraries,
 )
-from cords_dp.training.optim import build_optimizer, build_scheduler, planned_learning_rate
+from cords_dp.training.optim import (
+    branch_rate_factor,
+    build_optimizer,
+    build_scheduler,
+    planned_learning_rate,
+    scale_learning_rate,
+)
 from cords_dp.training.run import Run, resolve
 from cords_dp.training.source import build_source
 from cords_dp.training.stepping import Engine, build_engine
@@ -192,9 +199,9 @@ class TrainClassifier(toolkit.TrainClassifier):
         data = self.data = self._with_features(data, model)
         self._total_steps = plan.shape.steps if plan else 0
         optimizer, scheduler = self.optimizer_with_scheduler(model)
-        source = build_source(run, plan, self.ledger, streams, data, model, criterion, optimizer, self.logger)
         decay = plan.privacy.ema_decay if plan else 0.0
         average = WeightAverage(model, decay) if decay else None
+        source = build_source(run, plan, self.ledger, streams, data, model, criterion, optimizer, average, self.logger)
         self.progress = Progress(model, optimizer, scheduler, source, average, self.history)
         start_epoch = self._resume(saved)
         noise = noise_source(streams.numpy("noise"), secure=bool(plan and plan.privacy.secure_noise))
@@ -294,13 +301,14 @@ class TrainClassifier(toolkit.TrainClassifier):
             return
         assert self.data is not None
         pool = Pool.everything(plan.shape.n) if planned.pool == "all" else self._pool(epoch)
+        rate = planned.rate if not plan.branches or not planned.branched else self._enter_branch(plan, pool.branch)
         if not plan.noiseless:
             # The whole epoch is charged before its first noise: a crash wastes budget, never regains it.
-            self._steps.charge(planned.phase, plan.step_event(planned))
+            self._steps.begin(plan, planned)
         model, average = self.progress.model, self.progress.average
         model.train()
         batches = poisson_batches(
-            self.data.train, pool, rate=planned.rate, steps=planned.steps, rng=self._batch_coins, world=self.world
+            self.data.train, pool, rate=rate, steps=planned.steps, rng=self._batch_coins, world=self.world
         )
         for x, y, weights in batches:
             with self._steps.one() if not plan.noiseless else contextlib.nullcontext():
@@ -313,10 +321,23 @@ class TrainClassifier(toolkit.TrainClassifier):
         """What the strategy hands over for this epoch: rank 0's, checked."""
         start = time.perf_counter()
         source = self.progress.source
-        pool = self.world.share(source.pool(epoch))
+        pool = self.world.share(source.pool(epoch) if self.world.main else None)
         assert self.plan is not None
         self.selection_seconds += time.perf_counter() - start
-        return checked_pool(pool, self.plan.shape.n)
+        return checked_pool(pool, self.plan.shape.n, self.plan.branch_count)
+
+    def _enter_branch(self, plan: PrivacyPlan, chosen: int) -> float:
+        """The rate of the branch that a release has chosen; noise and learning rate follow, once for the run."""
+        progress = self.progress
+        if progress.branch is None:
+            progress.branch = chosen
+            if self.run.planned_learning_rate:
+                scale_learning_rate(progress.optimizer, progress.scheduler, branch_rate_factor(plan, chosen))
+        elif progress.branch != chosen:
+            raise MechanismError("the steps that were charged together stay in the branch that was chosen first")
+        assert isinstance(self._engine, PrivateEngine)
+        self._engine.set_noise_multiplier(plan.branches[chosen].sigma)
+        return plan.branches[chosen].rate
 
     def _after_step(self, bar: tqdm) -> None:
         if self.progress.scheduler is not None and self._scheduler_by_step:
