@@ -111,7 +111,7 @@ ARROWS = {
     "files": set(),
     "toolkit": set(),
     "distributed": set(),
-    "seeding": set(),
+    "seeding": {"mechanisms"},
     "accounting": set(),
     "config": {"accounting", "toolkit"},
     "planning": {"accounting", "config"},

@@ -204,6 +204,15 @@ class Ledger:
         return ledger
 
     @classmethod
+    def id_of(cls, path: Path) -> str:
+        """The name of the ledger at ``path``."""
+        journal = Journal.open(path)
+        try:
+            return cls._from_header(next(iter(journal.records())), path, None).id
+        finally:
+            journal.close()
+
+    @classmethod
     def _replayed(cls, journal: Journal, allowance: tuple[Entry, ...] | None) -> Ledger:
         ledger: Ledger | None = None
         selecting = False

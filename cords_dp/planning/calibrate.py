@@ -101,7 +101,7 @@ def _with_branches(plan: PrivacyPlan, concentrations: tuple[float, ...]) -> Priv
 
 
 def _alone(plan: PrivacyPlan, rate: float, first: float | None = None) -> float:
-    """σ of one branch if there were no choice; ``first`` is that of the steps before the choice, by default the same."""
+    """σ of one branch if there were no choice; ``first``: of the steps before the choice, by default the same."""
     before = [plan.step_event(epoch) for epoch in plan.shape.epochs if epoch.steps and not epoch.branched]
     rounds = plan.shape.rounds
     selection = [e.event for e in plan.selection_entries() if e.dataset == TRAINING_DATA] * rounds

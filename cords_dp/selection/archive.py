@@ -48,7 +48,7 @@ class SelectionArchive:
         self._ledger.end_selection(name, _digest(buffer.getvalue()))
 
     def _path(self, name: str) -> Path | None:
-        return None if self._folder is None else self._folder / f"selection-{name}.pt"
+        return None if self._folder is None else self._folder / f"selection-{self._ledger.id}-{name}.pt"
 
 
 def _digest(content: bytes) -> str:

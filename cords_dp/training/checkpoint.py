@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,17 +98,27 @@ def checkpoint_path(config: Mapping[str, Any], logger: logging.Logger) -> Path:
     return Path(config["ckpt"].get("dir") or "results").expanduser().resolve() / below / "model.pt"
 
 
-def open_ledger(plan: PrivacyPlan | None, checkpoint: Path, *, resume: bool) -> Ledger:
+def ledger_path(checkpoint: Path) -> Path:
+    return checkpoint.parent / "ledger.jsonl"
+
+
+def run_id(checkpoint: Path, *, resume: bool) -> str:
+    """The name of the run in its ledger and in an account: that of the run which is resumed, or a new one."""
+    path = ledger_path(checkpoint)
+    return Ledger.id_of(path) if resume and path.is_file() else secrets.token_hex(8)
+
+
+def open_ledger(plan: PrivacyPlan | None, checkpoint: Path, *, resume: bool, binding: str, name: str) -> Ledger:
     """The ledger beside a checkpoint: the one that is there when a run resumes, or a new one."""
     if plan is None:
         return Ledger()
-    path = checkpoint.parent / "ledger.jsonl"
+    path = ledger_path(checkpoint)
     if resume and path.is_file():
-        return Ledger.load(path, plan.entries(), plan.fingerprint)
+        return Ledger.load(path, plan.entries(), plan.fingerprint, binding)
     if not resume:
         # Another run's releases stay on record, and its weights must not be continued under this ledger.
         _set_aside(path, checkpoint)
-    ledger = Ledger(allowance=plan.entries(), path=path, fingerprint=plan.fingerprint)
+    ledger = Ledger(allowance=plan.entries(), path=path, fingerprint=plan.fingerprint, binding=binding, id=name)
     ledger.save()
     return ledger
 

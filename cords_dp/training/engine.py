@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
+import numpy as np
 import torch
 from opacus.grad_sample import prepare_module
 from torch import Tensor, nn
@@ -66,10 +67,10 @@ class Views:
     """Random views of each image, averaged before clipping ("augmentation multiplicity", De et al. 2022)."""
 
     count: int
-    generator: torch.Generator
+    rng: np.random.Generator
 
     def draw(self, x: Tensor) -> Tensor:
-        return augmented_views(x, self.count, self.generator)
+        return augmented_views(x, self.count, self.rng)
 
 
 class PrivateEngine:

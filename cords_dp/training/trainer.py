@@ -28,10 +28,10 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from cords_dp import toolkit
-from cords_dp.accounting import Ledger
+from cords_dp.accounting import Account, Ledger, Reservation
 from cords_dp.config import config_digest, thawed_copy
 from cords_dp.dataloaders import poisson_batches
-from cords_dp.datasets import Splits, build_dataset, known_sizes, sequential_batches, with_features
+from cords_dp.datasets import Splits, build_dataset, data_binding, known_sizes, sequential_batches, with_features
 from cords_dp.distributed import current_world
 from cords_dp.errors import BudgetExceededError, ConfigError, MechanismError
 from cords_dp.mechanisms.noise import noise_source
@@ -46,6 +46,7 @@ from cords_dp.training.checkpoint import (
     load_checkpoint,
     open_ledger,
     refuse_foreign,
+    run_id,
     save_checkpoint,
 )
 from cords_dp.training.engine import PrivateEngine
@@ -142,6 +143,8 @@ class TrainClassifier(toolkit.TrainClassifier):
                 self._train(data)
             finally:
                 self.ledger.close()
+                if self._reservation is not None:
+                    self._reservation.settle(self.ledger.entries)
         accuracy = self.history.column("tst_acc")
         best = list(np.maximum.accumulate(accuracy)) if accuracy else []
         seconds = np.array(self.history.column("time"))
@@ -160,7 +163,23 @@ class TrainClassifier(toolkit.TrainClassifier):
         self.model = self.create_model(data.num_classes if data else None)
         self.run = run.with_plan(self.plan, self._learning_rate(self.model))
         self._open_log()
+        self._saved = checkpoint_path(run.config, self.logger) if self.world.main else None
+        self._reserve()
         return data or build_dataset(run.config, Streams(run.seed).numpy("data"))
+
+    @property
+    def _resumes(self) -> bool:
+        return bool(self.run.config["ckpt"].get("is_load"))
+
+    def _reserve(self) -> None:
+        """Set the plan aside in the account of the data, if there is one, before a record is read."""
+        self._reservation: Reservation | None = None
+        if self.plan is None or self._saved is None:
+            return
+        self._name = run_id(self._saved, resume=self._resumes)
+        if self.plan.privacy.account is not None and not self.plan.noiseless:
+            account = Account.read(Path(self.plan.privacy.account).expanduser())
+            self._reservation = account.reserve(self._name, self.plan.entries())
 
     def _learning_rate(self, model: nn.Module) -> float:
         if self.run.learning_rate is not None:
@@ -189,8 +208,8 @@ class TrainClassifier(toolkit.TrainClassifier):
         run, plan = self.run, self.plan
         assert self.model is not None
         model, (_, criterion) = self.model, self.loss_function()
-        saved = checkpoint_path(run.config, self.logger) if self.world.main else None
-        self.ledger = self._shared_ledger(saved)
+        saved = self._saved
+        self.ledger = self._shared_ledger(saved, data)
         streams = self._streams()
         if plan is not None or run.seed is not None:
             seed_global_generators(streams, self.world.rank)
@@ -413,10 +432,15 @@ class TrainClassifier(toolkit.TrainClassifier):
 
     # -- checkpoints and ledger -----------------------------------------------------------------------
 
-    def _shared_ledger(self, saved: Path | None) -> Ledger:
+    def _shared_ledger(self, saved: Path | None, data: Splits) -> Ledger:
         """Rank 0's ledger; the other ranks keep a copy in memory, which refuses the same charges."""
-        resume = bool(self.run.config["ckpt"].get("is_load"))
-        ledger: Ledger = self.world.share(open_ledger(self.plan, saved, resume=resume) if saved else None)
+        ledger: Ledger | None = None
+        if saved is not None:
+            binding = data_binding(self.run.config, self.run.seed, data)
+            name = self._name if self.plan is not None else ""
+            ledger = open_ledger(self.plan, saved, resume=self._resumes, binding=binding, name=name)
+        ledger = self.world.share(ledger)
+        assert ledger is not None
         if not self.world.main:
             ledger.path = None
         return ledger
@@ -428,7 +452,7 @@ class TrainClassifier(toolkit.TrainClassifier):
 
     def _resume(self, path: Path | None) -> int:
         """Load the checkpoint if the config asks for it and there is one; return the epochs already done."""
-        if not self.run.config["ckpt"].get("is_load"):
+        if not self._resumes:
             return 0
         found = path is not None and path.is_file()
         state = self.world.share(load_checkpoint(path, self.run.device) if found else None)  # type: ignore[arg-type]
