@@ -60,7 +60,7 @@ class PrivacySettings:
     """The ``privacy`` section.
 
     epsilon, delta: the budget of the whole run, for each record of D and of V. ``epsilon = inf`` turns
-        clipping and noise off. delta defaults to 1e-5, or a tenth of 1/n where n is large.
+        clipping and noise off. delta defaults to 1e-5, or a tenth of 1/n if that is less.
     composition: ``joint`` composes training and selection numerically; ``basic`` splits ε and δ (the paper).
     split: the share of the budget that goes to training where selection takes part of it; the mechanism knows a
         default.

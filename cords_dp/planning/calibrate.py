@@ -176,7 +176,7 @@ def price_of_selection(plan: PrivacyPlan, *, rate: float | None = None) -> float
 def _delta(privacy: PrivacySettings, shape: Shape) -> float:
     largest = max(shape.n, shape.n_validation if privacy.validation == "private" and shape.rounds else 0)
     if privacy.delta is None:
-        return 1e-5 if 1 / largest > 1e-5 else 0.1 / largest
+        return min(1e-5, 0.1 / largest)  # n·δ, the records that might be lost whole, is at most a tenth
     if privacy.delta >= 1 / largest:
         raise ConfigError(
             "privacy.delta",
