@@ -84,7 +84,8 @@ def _with_branches(plan: PrivacyPlan, concentrations: tuple[float, ...]) -> Priv
     sizes = plan.shape.sizes
     rates = [min(1.0, c * sizes.batch_size / sizes.n) for c in concentrations]
     alone = [_alone(plan, rates[0])]
-    alone += [_alone(plan, rate, first=alone[0]) for rate in rates[1:]]
+    for rate in rates[1:]:
+        alone.append(_alone(plan, rate, first=alone[0], start=alone[-1]))
 
     def scaled(sigma: float) -> PrivacyPlan:
         factor = sigma / alone[0]
@@ -100,7 +101,7 @@ def _with_branches(plan: PrivacyPlan, concentrations: tuple[float, ...]) -> Priv
     return scaled(calibrate(cost_of, plan.privacy.epsilon, start=1.012 * alone[0], rising=False))
 
 
-def _alone(plan: PrivacyPlan, rate: float, first: float | None = None) -> float:
+def _alone(plan: PrivacyPlan, rate: float, *, first: float | None = None, start: float = 2.0) -> float:
     """σ of one branch if there were no choice; ``first``: of the steps before the choice, by default the same."""
     before = [plan.step_event(epoch) for epoch in plan.shape.epochs if epoch.steps and not epoch.branched]
     rounds = plan.shape.rounds
@@ -112,7 +113,7 @@ def _alone(plan: PrivacyPlan, rate: float, first: float | None = None) -> float:
         events = [*selection, *earlier, branch]
         return (rough_epsilon if plan.privacy.accountant != "rdp" else _rdp_epsilon)(events, plan.delta)
 
-    return calibrate(cost_of, plan.privacy.epsilon, start=2.0 if first is None else first, rising=False)
+    return calibrate(cost_of, plan.privacy.epsilon, start=start, rising=False)
 
 
 def _rdp_epsilon(events: Sequence[Event], delta: float) -> float:

@@ -232,19 +232,28 @@ class TrainClassifier(toolkit.TrainClassifier):
         wanted = run.config["train_args"].get("print_args") or ["tst_loss", "tst_acc", "time"]
         self._print_args = allowed_metrics(wanted, plan, self.logger)
         log_plan(run, plan, self.logger)
+        refused, trained = None, start_epoch
         with self._progress_bar() as bar:
             for epoch in range(start_epoch + 1, run.epochs + 1):
                 try:
                     subset_metrics = self._train_epoch(epoch, bar)
-                except BudgetExceededError as error:
-                    if epoch == 1:  # an interrupted run spent it; there is no model to keep
-                        raise
-                    self.logger.warning("Stopped after epoch %d: %s", epoch - 1, error)
-                    break
+                except BudgetExceededError as error:  # an interrupted run spent it; later epochs may have their own
+                    refused = error
+                    continue
+                trained = epoch
                 if saved is not None:
                     self._after_epoch(epoch, subset_metrics, criterion, saved)
+        if refused is not None:
+            self._ended_early(refused, trained, criterion)
         self.model = self._released()
         self._log_end()
+
+    def _ended_early(self, refused: BudgetExceededError, trained: int, criterion: nn.Module) -> None:
+        if trained == 0:  # there is no model to keep
+            raise refused
+        self.logger.warning("Epochs that were spent before an interruption are missing: %s", refused)
+        if self.world.main and self.history.last("epoch", 0) < trained:
+            self._evaluate_epoch(trained, criterion, {})
 
     def _after_epoch(self, epoch: int, subset_metrics: dict[str, float], criterion: nn.Module, saved: Path) -> None:
         config = self.run.config
