@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     reproduce = commands.add_parser("reproduce", help="repeat an experiment of the paper, or all of them")
     reproduce.add_argument(
-        "name", metavar="NAME", help="main, imbalance, synthetic, timing, allocation, gains, cut, all"
+        "name", metavar="NAME", help="main, imbalance, synthetic, timing, allocation, gains, robust, cut, all"
     )
     reproduce.add_argument(
         "--preset",
@@ -77,7 +77,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     reproduce.add_argument("--dataset", action="append", default=[], help="only this dataset; may be repeated")
     reproduce.add_argument("--method", action="append", default=[], help="only this method; may be repeated")
-    reproduce.add_argument("--k", action="append", type=float, default=[], help="only this subset size; repeatable")
+    reproduce.add_argument(
+        "--share", action="append", type=float, default=[], help="only this share of the records; repeatable"
+    )
     reproduce.add_argument("--epsilon", action="append", type=float, default=[], help="only this budget; repeatable")
     reproduce.add_argument("--seeds", type=_positive, help="runs of each cell (default: the preset's)")
     reproduce.add_argument(
@@ -222,7 +224,7 @@ def _reproduce(args: argparse.Namespace) -> int:
     choice = {
         "datasets": args.dataset,
         "methods": args.method,
-        "fractions": args.k,
+        "shares": args.share,
         "epsilons": args.epsilon,
         "seeds": args.seeds,
         "overrides": args.overrides,
