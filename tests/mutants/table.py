@@ -56,7 +56,7 @@ _NOISE = [
     _mutant(
         "sum-in-float32", "the clipped sum is rounded to float32 before its noise", "training/noisy_sum.py",
         ("        total = total.double()\n", "        total = total.float()\n"),
-        ENGINE + "test_the_sum_is_float64_until_the_noise_is_in",
+        KILLERS + "test_the_sum_of_a_step_is_exact_to_float64",
     ),
     _mutant(
         "mersenne-twister", "a generator whose state an observer can solve for", "mechanisms/noise.py",
@@ -317,7 +317,8 @@ _SELECTION = [
     _mutant(
         "half-missing-in-picks", "P ∝ exp(ε₀u/Δ) instead of exp(ε₀u/2Δ)", "mechanisms/exponential.py",
         ("(epsilon0 / (2.0 * sensitivity))", "(epsilon0 / sensitivity)"),
-        PICKS + "test_privacy_ratio_by_enumeration_when_one_score_moves",
+        PICKS + "test_pick_probabilities_are_the_law",
+        PICKS + "test_law_of_up_to_three_picks",
     ),
     _mutant(
         "freeze-drawn-twice", "one freeze of the scores is drawn from again and again", "mechanisms/exponential.py",

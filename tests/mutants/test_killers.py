@@ -16,6 +16,7 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution,
 from prv_accountant.privacy_random_variables import GaussianMechanism
 from scipy import integrate
 from torch import nn
+from training.steps import batch_of, clipped_sum_by_loop, net_for, recorded_step
 
 from cords_dp.accounting import TRAINING_DATA, GumbelFreeze, Ledger, PoissonGaussian, epsilon_bound, gaussian
 from cords_dp.accounting.composition import Bound
@@ -51,6 +52,16 @@ def test_generators_are_keyed_ciphers():
     known = "66e94bd4ef8a2c3b884cfa59ca342b2e58e2fccefa7e3061367f1d57a4e7455a"
     counters = {words.astype("<u8").tobytes().hex(), words.astype(">u8").tobytes().hex()}
     assert any(known[:32] in text or known[32:] in text for text in counters)
+
+
+@pytest.mark.parametrize("mode", ["linear", "hooks"])
+def test_the_sum_of_a_step_is_exact_to_float64(mode):
+    """Against a loop over records: a sum that passes through float32 is off by 1e-8."""
+    x, y, _ = batch_of(20)
+    model = net_for(mode).double()
+    exact = clipped_sum_by_loop(model, x, y, torch.ones(20), clip=0.5)
+    seen = torch.cat([g.reshape(-1) for g in recorded_step(model, mode, x.double(), y, max_physical_batch_size=3)])
+    assert float((seen - exact).norm()) <= 1e-12 * float(exact.norm())
 
 
 class Crash(Exception):
