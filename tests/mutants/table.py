@@ -550,7 +550,7 @@ _ACCOUNTING = [
     _mutant(
         "account-forgets-v", "of runs that read D and V an account counts one side", "accounting/holding.py",
         ("sides[0] if len(sides) == 1 else [BranchMaximum(sides)] if sides else []", "sides[0] if sides else []"),
-        "accounting/test_account.py::test_with_one_split_a_record_pays_for_d_or_for_v",
+        KILLERS + "test_an_account_counts_the_side_that_costs_more",
     ),
 ]  # fmt: skip
 

@@ -18,7 +18,8 @@ from scipy import integrate
 from torch import nn
 from training.steps import batch_of, clipped_sum_by_loop, net_for, recorded_step
 
-from cords_dp.accounting import TRAINING_DATA, GumbelFreeze, Ledger, PoissonGaussian, epsilon_bound, gaussian
+from cords_dp.accounting import TRAINING_DATA, Entry, GumbelFreeze, Ledger, PoissonGaussian, epsilon_bound, gaussian
+from cords_dp.accounting.account import Account
 from cords_dp.accounting.composition import Bound
 from cords_dp.accounting.events import PLD_STEP, Event
 from cords_dp.accounting.renyi_filter import RenyiFilter
@@ -317,6 +318,14 @@ def test_the_orders_of_the_filter_share_delta(epsilon):
         for order, budget in total.budgets.items()
     ]
     assert sum(failing) <= 1e-5 * (1 + 1e-9)
+
+
+def test_an_account_counts_the_side_that_costs_more(tmp_path):
+    """Of a run that reads D a little and V much a record may be in V."""
+    account = Account.open(tmp_path / "account", 2.0, 1e-5)
+    little, much = gaussian(200.0), gaussian(12.0, 3)
+    account.reserve("a", [Entry("D", "training", little), Entry("V", "validation", much)], split="s")
+    assert account.share() >= RenyiFilter(2.0, 1e-5).share([much])
 
 
 # --- what is shown ---------------------------------------------------------------------------------------------------
