@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -90,6 +91,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     report.add_argument("folder", type=Path, metavar="DIR", help="output folder of a run, a sweep or a reproduction")
     report.add_argument("--out", type=Path, help="the page (default: DIR/report.html)")
     report.set_defaults(handler=_report)
+
+    account = commands.add_parser("account", help="what all runs on one dataset have spent together (privacy.account)")
+    account.add_argument("file", type=Path, metavar="FILE", help="the account")
+    account.add_argument("--create", action="store_true", help="begin a new account with the total given")
+    account.add_argument("--epsilon", type=float, help="total ε of a new account")
+    account.add_argument("--delta", type=float, help="total δ of a new account, below 1/n")
+    account.add_argument("--json", action="store_true", help="as JSON")
+    account.set_defaults(handler=_account)
 
     demo = commands.add_parser("demo", help="the private strategies on embedded data, in two minutes")
     demo.add_argument("--out", type=Path, default=Path("runs/demo"), help="output folder")
@@ -232,6 +241,19 @@ def _report(args: argparse.Namespace) -> int:
     from cords_dp.report.page import write_page
 
     print(f"report: {write_page(args.folder, args.out)}")
+    return 0
+
+
+def _account(args: argparse.Namespace) -> int:
+    from cords_dp.accounting import Account
+
+    if args.create:
+        if args.epsilon is None or args.delta is None:
+            raise ConfigError("account --create", args.file.name, "needs the total: --epsilon 10 --delta 1e-6")
+        account = Account.open(args.file, args.epsilon, args.delta)
+    else:
+        account = Account.read(args.file)
+    print(json.dumps(account.to_dict(), indent=2) if args.json else account.text())
     return 0
 
 

@@ -23,7 +23,7 @@ KNOWN_KEYS: dict[str, set[str] | None] = {
     "dataset": {
         "name", "datadir", "feature", "type", "classimb_ratio", "balanced_validation", "num_samples",
         "ss_path", "data_dir", "wordvec_dim", "weight_path", "validation_fraction", "class_separation",
-        "keep_range",
+        "keep_range", "cut_classes", "cut_share", "label_noise", "label_noise_kind",
     },
     "dataloader": {"shuffle", "batch_size", "pin_memory", "collate_fn"},
     "model": {
@@ -60,7 +60,7 @@ class PrivacySettings:
     """The ``privacy`` section.
 
     epsilon, delta: the budget of the whole run, for each record of D and of V. ``epsilon = inf`` turns
-        clipping and noise off. delta defaults to 1e-5, or a tenth of 1/n where n is large.
+        clipping and noise off. delta defaults to 1e-5, or a tenth of 1/n if that is less.
     composition: ``joint`` composes training and selection numerically; ``basic`` splits ε and δ (the paper).
     split: the share of the budget that goes to training where selection takes part of it; the mechanism knows a
         default.
@@ -77,6 +77,8 @@ class PrivacySettings:
     labels_public: the user declares which class each index belongs to as public.
     exact_metrics: log exact metrics of private data. They are not covered by the guarantee.
     secure_noise: draw noise as a sum of four, against attacks on floating-point numbers; takes longer.
+    account: a file that adds up all runs on these data (`python -m cords_dp account`); a run that would exceed its
+        total is refused before data is read.
     reproducible_noise: compute noise from ``train_args.seed``. Such a run repeats and is NOT private.
     """
 
@@ -100,6 +102,7 @@ class PrivacySettings:
     labels_public: bool = False
     exact_metrics: bool = False
     secure_noise: bool = False
+    account: str | None = None
     reproducible_noise: bool = False
 
     @property
@@ -185,6 +188,8 @@ def read_privacy(cfg: Mapping[str, Any]) -> PrivacySettings:
         flag(f"privacy.{name}", getattr(settings, name))
     for name in ("max_physical_batch_size", "augmentations"):
         whole(f"privacy.{name}", getattr(settings, name))
+    if settings.account is not None and not isinstance(settings.account, str):
+        raise ConfigError("privacy.account", settings.account, "must be the path of an account file")
     if not settings.poisson_sampling:
         raise ConfigError(
             "privacy.poisson_sampling",

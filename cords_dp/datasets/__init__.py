@@ -2,6 +2,7 @@
 
 from cords_dp.datasets.arrays import ArrayDataset, Splits
 from cords_dp.datasets.batches import records_at, sequential_batches
+from cords_dp.datasets.binding import data_binding
 from cords_dp.datasets.build import DATASETS, build_dataset, check_dataset, dataset_name, known_sizes
 from cords_dp.datasets.features import with_features
 
@@ -11,6 +12,7 @@ __all__ = [
     "Splits",
     "build_dataset",
     "check_dataset",
+    "data_binding",
     "dataset_name",
     "known_sizes",
     "records_at",

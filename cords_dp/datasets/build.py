@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from cords_dp.config.values import number, one_of
 from cords_dp.datasets.arrays import ArrayDataset, RawData, Splits
 from cords_dp.datasets.fetch import image_arrays
-from cords_dp.datasets.imbalance import cut_classes, mild_imbalance
+from cords_dp.datasets.imbalance import cut_classes, keep_share, mild_imbalance, wrong_labels
 from cords_dp.datasets.synthetic import FEATURES, shift_set
 from cords_dp.errors import ConfigError
 
-FEATURE_NAMES = ("dss", "classimb", "mildimb")
+FEATURE_NAMES = ("dss", "classimb", "mildimb", "shift")
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,20 @@ def check_dataset(cfg: Mapping[str, Any], *, private: bool) -> None:
         raise ConfigError("dataset.feature", feature, f"must be one of {', '.join(FEATURE_NAMES)}")
     if feature != "dss" and name == "synthetic":
         raise ConfigError("dataset.feature", feature, "the synthetic set is imbalanced already; use 'dss'")
+    if feature == "shift":
+        _check_shift(cfg["dataset"], DATASETS[name].num_classes)
     ratio = cfg["dataset"].get("classimb_ratio")
     if feature == "classimb" and not (isinstance(ratio, (int, float)) and 0 < ratio < 1):
         raise ConfigError("dataset.classimb_ratio", ratio, "classimb needs the share of classes to cut, in (0, 1)")
+
+
+def _check_shift(section: Mapping[str, Any], classes: int) -> None:
+    cut = section.get("cut_classes") or ()
+    if not all(isinstance(c, int) and 0 <= c < classes for c in cut):
+        raise ConfigError("dataset.cut_classes", cut, f"must be a list of classes from 0 to {classes - 1}")
+    number("dataset.cut_share", section.get("cut_share", 1.0), low=0, high=1, high_included=True)
+    number("dataset.label_noise", section.get("label_noise", 0.0), low=0, high=1, low_included=True)
+    one_of("dataset.label_noise_kind", section.get("label_noise_kind", "pair"), ("pair", "random"))
 
 
 def known_sizes(cfg: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -98,9 +110,11 @@ def build_dataset(cfg: Mapping[str, Any], rng: np.random.Generator) -> Splits:
     info = DATASETS[name]
     raw = _digits() if name == "digits" else image_arrays(name, Path(section["datadir"]).expanduser())
     train, held_out = _split(raw.y_train, section, rng)
-
+    labels = raw.y_train
+    if section.get("feature") == "shift":
+        train, labels = _shifted(raw.y_train, train, section, info.num_classes, rng)
     return Splits(
-        ArrayDataset(raw.x_train, raw.y_train, info.mean, info.std, rows=train),
+        ArrayDataset(raw.x_train, labels, info.mean, info.std, rows=train),
         ArrayDataset(raw.x_train, raw.y_train, info.mean, info.std, rows=held_out),
         ArrayDataset(raw.x_test, raw.y_test, info.mean, info.std),
         info.num_classes,
@@ -122,6 +136,17 @@ def _split(labels: np.ndarray, section: Mapping[str, Any], rng: np.random.Genera
     if feature == "classimb" and balanced_validation:
         train = train[cut_classes(labels[train], float(section["classimb_ratio"]), rng)]
     return train, validation
+
+
+def _shifted(
+    labels: np.ndarray, train: np.ndarray, section: Mapping[str, Any], classes: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """The training rows that are kept and all labels, some wrong in the training set; validation stays as it is."""
+    kept = train[keep_share(labels[train], section.get("cut_classes") or (), float(section.get("cut_share") or 1), rng)]
+    share, kind = float(section.get("label_noise") or 0.0), section.get("label_noise_kind") or "pair"
+    noisy = labels.copy()
+    noisy[kept] = wrong_labels(labels[kept], share, kind, classes, rng)
+    return kept, noisy
 
 
 def _digits() -> RawData:
