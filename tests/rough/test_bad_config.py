@@ -28,7 +28,7 @@ def small_config(strategy: str = "GLISTERDP", mechanism: str | None = None, epoc
         "ckpt": {"is_save": False},
     }
     if strategy.endswith("DP"):
-        changes["privacy"] = {"epsilon": 3.0, "accountant": "rdp", "grad_sample_mode": "linear"}
+        changes["privacy"] = {"epsilon": 3.0, "accountant": "rdp", "grad_sample_mode": "hooks"}
     return config_for("digits", strategy, **changes)
 
 
