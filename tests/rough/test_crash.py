@@ -1,4 +1,4 @@
-"""Runs that are killed at random and named moments: each one ends when it is resumed, within its budget, losing nothing.
+"""Runs that are killed at random and named moments: each ends when it is resumed, within its budget, losing nothing.
 
 See crash.py. On a machine with two busy cores a kill takes about five seconds.
 """
