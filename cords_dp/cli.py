@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import sys
 from collections.abc import Sequence
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     gains = commands.add_parser("gains", help="plot true gains against what the mechanism samples (not private)")
     _add_config_arguments(gains)
     gains.add_argument("--out", type=Path, default=Path("runs/gains"), help="output folder")
-    gains.add_argument("--epochs", type=int, default=2, help="epochs to train before scoring (default 2)")
+    gains.add_argument("--epochs", type=_positive, default=2, help="epochs to train before scoring (default 2)")
     gains.add_argument(
         "--not-private", action="store_true", help="records outside the public benchmark sets may be shown"
     )
@@ -155,16 +156,15 @@ def _load(args: argparse.Namespace) -> DotMap:
 
 
 def _run(args: argparse.Namespace) -> int:
+    from cords_dp.config import apply_override
     from cords_dp.distributed import joined_world
     from cords_dp.experiments.run import run_experiment
 
     cfg = _load(args)
-    if args.seed is not None:
-        cfg.train_args.seed = args.seed
-    if args.device is not None:
-        cfg.train_args.device = args.device
-    if args.resume:
-        cfg.ckpt.is_load = True
+    given = {"train_args.seed": args.seed, "train_args.device": args.device, "ckpt.is_load": args.resume or None}
+    for key, value in given.items():
+        if value is not None:
+            apply_override(cfg, f"{key}={value}")
     suffix = "" if args.seed is None else f"-seed{args.seed}"
     out = args.out or Path("runs") / (Path(args.config).stem + suffix)
     with joined_world() as world:
@@ -298,6 +298,11 @@ def _guarded(handler: object, args: argparse.Namespace) -> int:
         return handler(args)  # type: ignore[operator]
     except CordsDPError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:  # a full disk, a folder without permission; an error inside of a library has no file name
+        if error.filename is None and error.errno != errno.ENOSPC:
+            raise
+        print(f"error: {error.strerror}: {error.filename or 'the device'}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         again = "with --resume " if args.__dict__.get("resume") is not None else ""

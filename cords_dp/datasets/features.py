@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 from tqdm import tqdm
 
 from cords_dp.datasets.arrays import ArrayDataset
+from cords_dp.errors import DatasetUnavailableError
 
 _BATCH = 256
 
@@ -70,8 +71,19 @@ def with_features(dataset: Dataset, transform: Transform, cache: Path, *, progre
                 temporary = path.with_suffix(".tmp.npy")
                 _write_features(dataset, transform, temporary, progress)
                 os.replace(temporary, path)
-    # "c": mapped, so that all processes share one copy in memory, and never written back
-    return FeatureDataset(np.load(path, mmap_mode="c"), dataset)
+    return FeatureDataset(_stored(path, (len(dataset.x), *transform.feature_shape)), dataset)
+
+
+def _stored(path: Path, shape: tuple[int, ...]) -> np.ndarray:
+    """Features that were computed before. Objects, whose unpickling could run code, are refused."""
+    try:
+        # "c": mapped, so that all processes share one copy in memory, and never written back
+        features = np.load(path, mmap_mode="c", allow_pickle=False)
+        if isinstance(features, np.ndarray) and features.shape == shape and features.dtype == np.float16:
+            return features
+    except Exception as error:  # numpy and pickle raise many kinds
+        raise DatasetUnavailableError(f"the features in {path.name} are damaged; remove the file") from error
+    raise DatasetUnavailableError(f"the features in {path.name} are not those of this dataset; remove the file")
 
 
 def _fingerprint(dataset: ArrayDataset, transform: Transform) -> str:

@@ -50,8 +50,21 @@ def image_arrays(name: str, datadir: Path) -> RawData:
         with FileLock(cache.with_suffix(".lock")):  # runs that start together fetch once
             if not cache.is_file():
                 _fetch(name, datadir, cache)
-    with np.load(cache) as stored:
-        return RawData(*(stored[field] for field in RawData._fields))
+    return _stored(cache)
+
+
+def _stored(cache: Path) -> RawData:
+    """What was fetched before. Objects, whose unpickling could run code, are refused."""
+    try:
+        with np.load(cache, allow_pickle=False) as stored:
+            raw = RawData(*(stored[field] for field in RawData._fields))
+        images = all(x.dtype == np.uint8 and x.ndim == 4 for x in (raw.x_train, raw.x_test))
+        labels = all(y.dtype.kind in "iu" and y.ndim == 1 for y in (raw.y_train, raw.y_test))
+        if images and labels and (len(raw.x_train), len(raw.x_test)) == (len(raw.y_train), len(raw.y_test)):
+            return raw
+    except Exception as error:  # numpy, zipfile and pickle raise many kinds
+        log.info("%s cannot be read: %s", cache.name, type(error).__name__)
+    raise DatasetUnavailableError(f"{cache.name} in the data directory is damaged; remove it, to have it fetched again")
 
 
 def _fetch(name: str, datadir: Path, cache: Path) -> None:
