@@ -109,6 +109,7 @@ def imports_of(path) -> set[str]:
 ARROWS = {
     "errors": set(),
     "files": set(),
+    "memory": set(),
     "toolkit": set(),
     "distributed": set(),
     "seeding": {"mechanisms"},
@@ -128,6 +129,7 @@ ARROWS = {
     "report": {"planning"},
     "experiments": {
         "config", "planning", "mechanisms", "datasets", "models", "selection", "training", "report", "distributed",
+        "memory",
     },
 }  # fmt: skip
 ABOVE_ALL = {"cli", "__main__", "__init__"}
