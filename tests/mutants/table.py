@@ -402,6 +402,19 @@ _SELECTION = [
         REPLAY + "test_equal_releases_give_everyone_else_the_same_place",
     ),
     _mutant(
+        "align-counts-null-records", "a record whose prediction is not finite has a cell in align's table",
+        "selection/align.py",
+        ("known = torch.isfinite(seen.logits).all(dim=1).cpu().numpy() & (labels >= 0)", "known = (labels >= 0)"),
+        REPLAY + "test_what_is_released_on_d_moves_by_at_most_its_sensitivity",
+    ),
+    _mutant(
+        "align-by-the-exact-table", "align releases a noisy table and sets chances by the exact one",
+        "selection/align.py",
+        ("            self._look(on_d, on_v, sigma_d, sigma_v)\n",
+         "            self._look(self._table(kinds, groups), on_v, sigma_d, sigma_v)\n"),
+        REPLAY + "test_equal_releases_give_everyone_else_the_same_place",
+    ),
+    _mutant(
         "draws-stop-with-the-data", "threshold stops early when its exact pool is full", "selection/threshold.py",
         ("            taken |= new\n", "            taken |= new\n            if taken.sum() >= self.k:\n"
          "                break\n"),
@@ -481,7 +494,7 @@ _ACCOUNTING = [
     ),
     _mutant(
         "ledger-forgets-on-resume", "what earlier attempts charged is not counted", "accounting/ledger.py",
-        ('                ledger._count(Entry.from_dict(record["charge"]))\n', "                pass\n"),
+        ("                ledger._count(entry)\n", ""),
         LEDGER + "test_memory_and_disk_agree_with_a_plain_list",
     ),
     _mutant(
@@ -495,9 +508,29 @@ _ACCOUNTING = [
         LEDGER + "test_a_ledger_is_bound_to_its_plan_and_its_data",
     ),
     _mutant(
-        "resume-under-any-plan", "a run is resumed without asking whose ledger it is", "training/checkpoint.py",
-        ("return Ledger.load(path, plan.entries(), plan.fingerprint)", "return Ledger.load(path, plan.entries())"),
-        KILLERS + "test_a_run_is_not_resumed_under_another_plan",
+        "resume-under-any-plan", "a run is resumed without asking which plan its ledger is of",
+        "training/checkpoint.py",
+        ("return Ledger.load(path, plan.entries(), plan.fingerprint, binding)",
+         "return Ledger.load(path, plan.entries(), None, binding)"),
+        KILLERS + "test_a_run_is_not_resumed_under_another_plan_or_on_other_data",
+    ),
+    _mutant(
+        "resume-on-any-data", "a run is resumed on another split: records of V become records of D",
+        "training/checkpoint.py",
+        ("return Ledger.load(path, plan.entries(), plan.fingerprint, binding)",
+         "return Ledger.load(path, plan.entries(), plan.fingerprint)"),
+        KILLERS + "test_a_run_is_not_resumed_under_another_plan_or_on_other_data",
+    ),
+    _mutant(
+        "split-not-in-binding", "the digest of the data knows how many rows are in D, not which",
+        "datasets/binding.py",
+        ('return ["rows", size, _digest(dataset.rows.numpy())]', 'return ["rows", size]'),
+        KILLERS + "test_the_binding_tells_splits_apart",
+    ),
+    _mutant(
+        "account-not-asked", "a run with an account reserves nothing in it", "training/trainer.py",
+        ("if self.plan.privacy.account is not None and not self.plan.noiseless:", "if False:"),
+        KILLERS + "test_a_run_beyond_its_account_is_refused_before_data_is_read",
     ),
     _mutant(
         "checkpoint-of-another-ledger", "weights that another ledger paid for are continued",
@@ -508,11 +541,39 @@ _ACCOUNTING = [
     _mutant(
         "epoch-charged-after-its-steps", "an epoch is charged when it is over: a crash regains the budget",
         "training/steps.py",
-        ("        self._ledger.charge(TRAINING_DATA, phase, event)\n", "        self._owed = phase, event\n"),
+        ("            self._ledger.charge(TRAINING_DATA, epoch.phase, plan.step_event(epoch))\n",
+         "            self._owed = epoch.phase, plan.step_event(epoch)\n"),
         ("            self._inside = False\n\n    def __call__",
          "            self._inside = False\n            if not self._left:\n"
          "                self._ledger.charge(TRAINING_DATA, *self._owed)\n\n    def __call__"),
         KILLERS + "test_steps_are_charged_before_the_first_and_no_more_are_taken",
+    ),
+    _mutant(
+        "cheapest-branch-charged", "of branches that a release chooses from the first is paid", "planning/plan.py",
+        ("(PoissonGaussian(b.sigma, b.rate, steps),) for b in self.branches)",
+         "(PoissonGaussian(b.sigma, b.rate, steps),) for b in self.branches[:1])"),
+        KILLERS + "test_every_branch_is_paid_for",
+    ),
+    _mutant(
+        "branch-without-its-noise", "a branch is drawn at its rate, with the noise of another", "training/trainer.py",
+        ("        self._engine.set_noise_multiplier(plan.branches[chosen].sigma)\n", ""),
+        KILLERS + "test_a_branch_has_its_own_rate_and_noise",
+    ),
+    _mutant(
+        "branch-may-change", "steps that were charged together are taken in several branches", "training/trainer.py",
+        ("elif progress.branch != chosen:", "elif False:"),
+        KILLERS + "test_a_branch_has_its_own_rate_and_noise",
+    ),
+    _mutant(
+        "released-values-edited", "what a selection released can be changed on disk before a run resumes",
+        "selection/archive.py",
+        ("if _digest(content) != self._ledger.selected[name]:", "if False:"),
+        KILLERS + "test_released_values_that_were_changed_are_refused",
+    ),
+    _mutant(
+        "prepaid-twice", "one charge of an interrupted selection pays for several releases", "selection/session.py",
+        ("                prepaid.remove(entry)\n", "                pass\n"),
+        KILLERS + "test_what_an_interrupted_selection_paid_counts_once",
     ),
     _mutant(
         "steps-not-counted-down", "more steps get noise than were charged", "training/steps.py",
@@ -557,8 +618,8 @@ _ACCOUNTING = [
 _LEAKS = [
     _mutant(
         "indices-logged", "the log shows who was selected", "dataloaders/private.py",
-        ("            self.current = self.selections.select(weights)\n",
-         "            self.current = self.selections.select(weights)\n"
+        ("            self.current = self.selections.select(self.context.released_weights(), str(epoch))\n",
+         "            self.current = self.selections.select(self.context.released_weights(), str(epoch))\n"
          '            self.context.logger.debug("Subset %s", self.current.indices.tolist())\n'),
         KILLERS + "test_no_log_shows_who_was_selected",
     ),

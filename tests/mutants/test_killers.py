@@ -11,19 +11,29 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from builders import make_plan
+from builders import Selecting, make_plan
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution, from_gaussian_mechanism
 from prv_accountant.privacy_random_variables import GaussianMechanism
 from scipy import integrate
 from torch import nn
-from training.steps import batch_of, clipped_sum_by_loop, net_for, recorded_step
+from training.steps import batch_of, clipped_sum_by_loop, engine_for, net_for, recorded_step, seeded_noise
 
-from cords_dp.accounting import TRAINING_DATA, Entry, GumbelFreeze, Ledger, PoissonGaussian, epsilon_bound, gaussian
+from cords_dp.accounting import (
+    TRAINING_DATA,
+    BranchMaximum,
+    Entry,
+    GumbelFreeze,
+    Ledger,
+    PoissonGaussian,
+    epsilon_bound,
+    gaussian,
+)
 from cords_dp.accounting.account import Account
 from cords_dp.accounting.composition import Bound
 from cords_dp.accounting.events import PLD_STEP, Event
 from cords_dp.accounting.renyi_filter import RenyiFilter
 from cords_dp.dataloaders.private import RandomDPDataLoader
+from cords_dp.datasets import ArrayDataset, Splits, data_binding
 from cords_dp.distributed import World
 from cords_dp.errors import AccountingError, BudgetExceededError, MechanismError, UnsupportedModelError
 from cords_dp.mechanisms.noise import secure_generator, standard_normal
@@ -31,6 +41,8 @@ from cords_dp.mechanisms.releases import Releases
 from cords_dp.models.private import make_private_ready
 from cords_dp.planning import Cost, Release
 from cords_dp.selection import Pool
+from cords_dp.selection.archive import SelectionArchive
+from cords_dp.selection.session import Selections
 from cords_dp.training import TrainClassifier
 from cords_dp.training.checkpoint import load_checkpoint, open_ledger, refuse_foreign
 from cords_dp.training.logs import allowed_metrics
@@ -115,8 +127,14 @@ def test_ranks_draw_one_mask(make_config, monkeypatch):
     from cords_dp.training import trainer as module
 
     monkeypatch.setattr(module, "DPDDP", lambda model: model)
-    monkeypatch.setattr(module.secrets, "randbits", lambda bits: 5)
-    monkeypatch.setattr(World, "share", lambda self, value: value if self.main or value is not None else Ledger())
+    sent = []  # what rank 0 shares, rank 1 gets in the same order
+
+    def share(self, value):
+        if self.main and self.size > 1:
+            sent.append(value)
+        return value if self.main else sent.pop(0)
+
+    monkeypatch.setattr(World, "share", share)
     masks = []
     for rank in (0, 1):
         trainer = TrainClassifier(make_config("RandomDP", privacy={"reproducible_noise": False}))
@@ -208,25 +226,28 @@ def test_a_release_is_drawn_as_often_as_it_was_charged():
 
 
 def charged_steps(ledger):
-    return ChargedSteps(ledger, lambda shape: np.zeros(shape))
+    """Steps, with a plan and an epoch of three of them."""
+    plan = make_plan("RandomDP", n=400, k=30, batch_size=10)
+    assert plan.shape.epochs[0].steps == 3
+    return ChargedSteps(ledger, lambda shape: np.zeros(shape)), plan, plan.shape.epochs[0]
 
 
 def test_steps_are_charged_before_the_first_and_no_more_are_taken():
     ledger = Ledger()
-    steps, event = charged_steps(ledger), PoissonGaussian(1.0, 0.1, 3)
-    steps.charge("training", event)
-    assert ledger.events(TRAINING_DATA) == [event]
+    steps, plan, epoch = charged_steps(ledger)
+    steps.begin(plan, epoch)
+    assert ledger.events(TRAINING_DATA) == [plan.step_event(epoch)]
     for _ in range(3):
         with steps.one():
             assert steps((2,)).shape == (2,)
     with pytest.raises(MechanismError, match="not charged"), steps.one():
         pass
-    assert ledger.events(TRAINING_DATA) == [event]
+    assert ledger.events(TRAINING_DATA) == [plan.step_event(epoch)]
 
 
 def test_noise_is_had_inside_a_charged_step_only():
-    steps = charged_steps(Ledger())
-    steps.charge("training", PoissonGaussian(1.0, 0.1, 3))
+    steps, *charge = charged_steps(Ledger())
+    steps.begin(*charge)
     with pytest.raises(MechanismError, match="inside a step"):
         steps((2,))
     with steps.one():
@@ -236,19 +257,96 @@ def test_noise_is_had_inside_a_charged_step_only():
 
 
 def test_a_charge_that_is_refused_pays_for_no_steps():
-    steps = charged_steps(Ledger(allowance=()))
+    steps, *charge = charged_steps(Ledger(allowance=()))
     with pytest.raises(BudgetExceededError):
-        steps.charge("training", PoissonGaussian(1.0, 0.1, 3))
+        steps.begin(*charge)
     with pytest.raises(MechanismError, match="not charged"), steps.one():
         pass
 
 
-def test_a_run_is_not_resumed_under_another_plan(tmp_path):
+def branched_plan():
+    return make_plan(mechanism="align", n=400, k=100, n_validation=50, batch_size=20, epochs=3, select_every=1)
+
+
+def test_every_branch_is_paid_for():
+    """What a release chooses may be any of them."""
+    plan = branched_plan()
+    (event,) = [e.event for e in plan.entries() if isinstance(e.event, BranchMaximum)]
+    steps = plan.shape.branched_steps
+    assert len(plan.branches) > 1
+    assert {(PoissonGaussian(b.sigma, b.rate, steps),) for b in plan.branches} <= set(event.branches)
+
+
+def test_a_branch_has_its_own_rate_and_noise():
+    plan, model = branched_plan(), net_for("linear")
+    engine = engine_for(model, "linear", sigma=plan.sigma, noise=seeded_noise())
+    trainer = SimpleNamespace(
+        progress=SimpleNamespace(branch=None), run=SimpleNamespace(planned_learning_rate=False), _engine=engine
+    )
+    for _ in range(2):  # two epochs
+        assert TrainClassifier._enter_branch(trainer, plan, 1) == plan.branches[1].rate
+        assert engine.optimizer.noise_multiplier == plan.branches[1].sigma != plan.sigma
+    with pytest.raises(MechanismError, match="chosen first"):
+        TrainClassifier._enter_branch(trainer, plan, 0)
+
+
+def test_what_an_interrupted_selection_paid_counts_once(tmp_path):
+    """`match` releases a sum and counts on D; one of them was paid for when the process was killed."""
+    plan = make_plan(n=400, k=100, n_validation=50, batch_size=10)
+    ledger = Ledger(allowance=plan.entries(), path=tmp_path / "ledger.jsonl")
+    ledger.begin_selection()
+    ledger.charge(TRAINING_DATA, "selection", gaussian(plan.selection_noise))
+    ledger.close()
+    again = Ledger.load(tmp_path / "ledger.jsonl", plan.entries())
+    selecting = Selecting(plan)
+    Selections(selecting.selector.context, ledger=again, generators=selecting.generators).select(selecting.weights)
+    assert sum(event.count for event in again.events(TRAINING_DATA)) == 2
+
+
+def test_released_values_that_were_changed_are_refused(tmp_path):
+    ledger = Ledger()
+    archive = SelectionArchive(ledger, tmp_path)
+    archive.keep("1", {"branch": 0})
+    assert archive.find("1") == {"branch": 0}
+    (path,) = tmp_path.glob("selection-*")
+    torch.save({"branch": 1}, path)
+    with pytest.raises(AccountingError, match="changed on disk"):
+        archive.find("1")
+
+
+def test_a_run_is_not_resumed_under_another_plan_or_on_other_data(tmp_path):
     one, other = (make_plan("RandomDP", n=400, k=100, batch_size=10, epsilon=e) for e in (8.0, 1.0))
-    open_ledger(one, tmp_path / "model.pt", resume=False).close()
-    open_ledger(one, tmp_path / "model.pt", resume=True).close()
+
+    def opened(plan, binding, resume=True):
+        return open_ledger(plan, tmp_path / "model.pt", resume=resume, binding=binding, name="run")
+
+    opened(one, "data", resume=False).close()
+    opened(one, "data").close()
     with pytest.raises(AccountingError, match="another budget"):
-        open_ledger(other, tmp_path / "model.pt", resume=True)
+        opened(other, "data")
+    with pytest.raises(AccountingError, match="other data"):
+        opened(one, "another split")
+
+
+def test_the_binding_tells_splits_apart():
+    """Equal sizes, other rows: what was charged for these records does not cover those."""
+    config = {"dataset": {"name": "digits"}}
+    splits = [split_by(seed) for seed in (0, 0, 1)]
+    one, same, other = (data_binding(config, None, split) for split in splits)
+    assert one == same != other
+
+
+def split_by(seed):
+    x, y, order = np.zeros((60, 2), np.float32), np.zeros(60), np.random.default_rng(seed).permutation(60)
+    return Splits(*(ArrayDataset(x, y, rows=rows) for rows in (order[:40], order[40:50], order[50:])), 3)
+
+
+def test_a_run_beyond_its_account_is_refused_before_data_is_read(make_config, monkeypatch, tmp_path):
+    Account.open(tmp_path / "account", 0.1, 1e-5)
+    monkeypatch.setattr("cords_dp.training.trainer.build_dataset", lambda *_: pytest.fail("data was read"))
+    trainer = TrainClassifier(make_config("RandomDP", privacy={"account": str(tmp_path / "account")}))
+    with pytest.raises(BudgetExceededError, match="account"):
+        trainer.train()
 
 
 def test_a_checkpoint_of_another_ledger_is_refused(tmp_path):
