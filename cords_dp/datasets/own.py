@@ -34,7 +34,8 @@ def checked_splits(data: Splits, *, private: bool) -> Splits:
         elif not private or name == "testset":
             _check_targets(name, part, classes)
         parts.append(part)
-    return Splits(*parts, classes)  # type: ignore[arg-type]
+    train, validation, test = parts
+    return Splits(train, validation, test, classes)
 
 
 class GuardedDataset(Dataset):
