@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help install demo test test-all reproduce lint format clean
+.PHONY: help install demo test test-all mutants reproduce lint format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -21,12 +21,15 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)  ## train privately on embedded data; a table and a picture
 	$(BIN)/python -m cords_dp demo
 
-# one process a core; a file's tests stay together because they share fixtures
+# one process per core; a file's tests stay together because they share fixtures
 test: $(STAMP)  ## the fast tests (what CI runs)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
 test-all: $(STAMP)  ## every test, with real data and long runs
 	$(BIN)/python -m pytest -m ''
+
+mutants: $(STAMP)  ## put privacy bugs into a copy of the package: which test notices each?
+	$(BIN)/python tests/mutants/run.py
 
 reproduce: $(STAMP)  ## the paper's experiments, small, with a report
 	$(BIN)/python -m cords_dp reproduce all --preset quick

@@ -3,10 +3,10 @@
     python benchmarks/noise.py [--repeats 15] [--json FILE]
 
 For each case it times, taking turns within one run, steps without noise, with noise and with secure noise, and prints
-medians. ``noise`` is what drawing, scaling and adding the noise of a step takes by itself; ``share`` is that over the
-step with noise, ``secure`` the same for secure noise. A step here fetches its batch (rows of features, kept in half
-precision), but draws no masks and selects nothing. ``torch`` is what `torch.normal` takes for as many numbers, in
-float32 and without a tail.
+medians of processor time, which other work on the machine moves least. ``noise`` is what drawing, scaling and adding
+the noise of a step takes by itself; ``share`` is that over the step with noise, ``secure`` the same for secure noise. A
+step here fetches its batch (rows of features, kept in half precision), but draws no masks and selects nothing.
+``torch`` is what `torch.normal` takes for as many numbers, in float32 and without a tail.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def measure(name: str, features: int, batch: int, repeats: int) -> dict[str, Any
         return lambda: engine.step(stored[rows].float(), labels, weights)
 
     def add(source: Noise) -> Callable[[], Any]:
-        return lambda: [total + torch.from_numpy(source(tuple(total.shape))) * 0.5 for total in totals]
+        return lambda: [torch.from_numpy(source(tuple(total.shape))).mul_(0.5).add_(total) for total in totals]
 
     totals = [torch.zeros(shape, dtype=torch.float64) for shape in ((CLASSES, features), (CLASSES,))]
     tasks: dict[str, Callable[[], Any]] = {key: step(engine) for key, engine in engines.items()}
@@ -99,14 +99,14 @@ def measure(name: str, features: int, batch: int, repeats: int) -> dict[str, Any
 
 
 def medians(tasks: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
-    """Median milliseconds of each task, the tasks taking turns so that a busy machine slows all of them alike."""
+    """Median milliseconds of one thread, the tasks taking turns so that a busy machine slows all of them alike."""
     seconds: dict[str, list[float]] = {name: [] for name in tasks}
     for round_number in range(repeats + 1):
         for name, task in tasks.items():
-            start = time.perf_counter()
+            start = time.process_time()
             task()
             if round_number:  # the first round warms up
-                seconds[name].append(time.perf_counter() - start)
+                seconds[name].append(time.process_time() - start)
     return {name: 1e3 * statistics.median(values) for name, values in seconds.items()}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -67,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     reproduce = commands.add_parser("reproduce", help="repeat an experiment of the paper, or all of them")
     reproduce.add_argument(
-        "name", metavar="NAME", help="main, imbalance, synthetic, timing, allocation, gains, cut, all"
+        "name", metavar="NAME", help="main, imbalance, synthetic, timing, allocation, gains, robust, cut, all"
     )
     reproduce.add_argument(
         "--preset",
@@ -77,7 +78,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     reproduce.add_argument("--dataset", action="append", default=[], help="only this dataset; may be repeated")
     reproduce.add_argument("--method", action="append", default=[], help="only this method; may be repeated")
-    reproduce.add_argument("--k", action="append", type=float, default=[], help="only this subset size; repeatable")
+    reproduce.add_argument(
+        "--share", action="append", type=float, default=[], help="only this share of the records; repeatable"
+    )
     reproduce.add_argument("--epsilon", action="append", type=float, default=[], help="only this budget; repeatable")
     reproduce.add_argument("--seeds", type=_positive, help="runs of each cell (default: the preset's)")
     reproduce.add_argument(
@@ -91,6 +94,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     report.add_argument("folder", type=Path, metavar="DIR", help="output folder of a run, a sweep or a reproduction")
     report.add_argument("--out", type=Path, help="the page (default: DIR/report.html)")
     report.set_defaults(handler=_report)
+
+    account = commands.add_parser("account", help="what all runs on one dataset have spent together (privacy.account)")
+    account.add_argument("file", type=Path, metavar="FILE", help="the account")
+    account.add_argument("--create", action="store_true", help="begin a new account with the total given")
+    account.add_argument("--epsilon", type=float, help="total ε of a new account")
+    account.add_argument("--delta", type=float, help="total δ of a new account, below 1/n")
+    account.add_argument("--json", action="store_true", help="as JSON")
+    account.set_defaults(handler=_account)
 
     demo = commands.add_parser("demo", help="the private strategies on embedded data, in two minutes")
     demo.add_argument("--out", type=Path, default=Path("runs/demo"), help="output folder")
@@ -213,7 +224,7 @@ def _reproduce(args: argparse.Namespace) -> int:
     choice = {
         "datasets": args.dataset,
         "methods": args.method,
-        "fractions": args.k,
+        "shares": args.share,
         "epsilons": args.epsilon,
         "seeds": args.seeds,
         "overrides": args.overrides,
@@ -232,6 +243,19 @@ def _report(args: argparse.Namespace) -> int:
     from cords_dp.report.page import write_page
 
     print(f"report: {write_page(args.folder, args.out)}")
+    return 0
+
+
+def _account(args: argparse.Namespace) -> int:
+    from cords_dp.accounting import Account
+
+    if args.create:
+        if args.epsilon is None or args.delta is None:
+            raise ConfigError("account --create", args.file.name, "needs the total: --epsilon 10 --delta 1e-6")
+        account = Account.open(args.file, args.epsilon, args.delta)
+    else:
+        account = Account.read(args.file)
+    print(json.dumps(account.to_dict(), indent=2) if args.json else account.text())
     return 0
 
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from dotmap import DotMap
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
@@ -25,6 +25,7 @@ class StrategyContext:
 
     plan: None for a strategy that is not private. selections: of a private strategy that selects.
     coins: randomness for choices that do not look at the records.
+    released_weights: a copy of the weights as they are now, or of their average where the mechanism asks for it.
     dss_args: a copy with CORDS' live objects (model, loss, …) in it; the config stays clean.
     """
 
@@ -39,6 +40,7 @@ class StrategyContext:
     optimizer: Optimizer
     logger: logging.Logger
     coins: np.random.Generator
+    released_weights: Callable[[], Mapping[str, Tensor]]
     plan: PrivacyPlan | None = None
     selections: Selections | None = None
 

@@ -12,11 +12,10 @@ entropy: no stream tells anything about another, and nothing is kept from which 
 
 ``reproducible=True`` derives those keys from the seed instead. Such a run repeats, and is **not private**.
 
-torch's own generators (`Streams.torch`, the global ones) are not cryptographic, and on the CPU they keep 32 bits of a
-seed. They draw augmented views and dropout masks. A guarantee holds for every fixed choice of views and masks as long
-as each belongs to a record; here they are dealt out in the order of the batch, so whether a record takes part moves
-those of the records after it. The guarantee then needs them to be independent of what an observer knows: their seeds
-come from the operating system, and no key can be computed from them.
+torch's global generator is not cryptographic, and on the CPU it keeps 32 bits of a seed. It draws dropout masks. A
+guarantee holds for every fixed choice of masks as long as each belongs to a record; here they are dealt out in the
+order of the batch, so whether a record takes part moves those of the records after it. The guarantee then needs them to
+be independent of what an observer knows: the seed comes from the operating system, and no key can be computed from it.
 """
 
 from __future__ import annotations
@@ -71,12 +70,6 @@ class Streams:
             sequence = np.random.SeedSequence([self.public_seed, _PUBLIC.index(stream)])
             return np.random.Generator(np.random.PCG64DXSM(sequence))
         return secure_generator(self._key(stream, rank))
-
-    def torch(self, stream: str, device: str = "cpu", *, rank: int = 0) -> torch.Generator:
-        """A torch generator for views. It is no source of noise or masks, and refuses to be one."""
-        if stream != "augmentation":
-            raise MechanismError(f"torch's generators are not cryptographic: draw {stream} from Streams.numpy")
-        return torch.Generator(device=device).manual_seed(_word(self.numpy(stream, rank=rank)))
 
     def _key(self, stream: str, rank: int) -> bytes:
         if stream not in _SECRET:

@@ -6,9 +6,11 @@ from cords_dp.accounting.calibration import calibrate
 from cords_dp.accounting.composition import ACCOUNTANTS, Bound, advanced_composition, epsilon_bound
 from cords_dp.accounting.events import Event, register_event
 from cords_dp.accounting.ledger import TRAINING_DATA, VALIDATION_DATA, Entry, Ledger
+from cords_dp.accounting.meaning import MembershipRisk, membership_risk
 from cords_dp.accounting.picks import ExponentialPicks, GumbelFreeze, gumbel_hockey_stick
 from cords_dp.accounting.poisson_gaussian import PoissonGaussian, gaussian
 from cords_dp.accounting.renyi_filter import RenyiFilter
+from cords_dp.accounting.rough import rough_epsilon
 
 __all__ = [
     "ACCOUNTANTS",
@@ -22,6 +24,7 @@ __all__ = [
     "ExponentialPicks",
     "GumbelFreeze",
     "Ledger",
+    "MembershipRisk",
     "PoissonGaussian",
     "RenyiFilter",
     "Reservation",
@@ -30,5 +33,7 @@ __all__ = [
     "epsilon_bound",
     "gaussian",
     "gumbel_hockey_stick",
+    "membership_risk",
     "register_event",
+    "rough_epsilon",
 ]

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
-from dp_accounting.pld.pld_pmf import DensePLDPmf, PLDPmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
-from scipy import signal
 
 from cords_dp.accounting.composition import composed_pld
-from cords_dp.accounting.events import PLD_STEP, Event, from_dict, is_count, merge, register_event, to_dict
+from cords_dp.accounting.events import Event, from_dict, is_count, merge, register_event, to_dict
+from cords_dp.accounting.profiles import directions, pointwise_maximum
 from cords_dp.errors import AccountingError
 
 
@@ -50,11 +46,10 @@ class BranchMaximum(Event):
 
     def pld(self) -> PrivacyLossDistribution:
         plds = [composed_pld(branch) for branch in self.branches if branch]  # an empty branch costs nothing
-        both = [(pld._pmf_remove, pld._pmf_add) for pld in plds]
-        remove = pointwise_maximum([pmf for pmf, _ in both])
-        if all(one is other for one, other in both):
-            return PrivacyLossDistribution(remove)
-        return PrivacyLossDistribution(remove, pointwise_maximum([pmf for _, pmf in both]))
+        present, absent = zip(*map(directions, plds), strict=True)
+        if all(one is other for one, other in zip(present, absent, strict=True)):
+            return PrivacyLossDistribution(pointwise_maximum(present))
+        return PrivacyLossDistribution(pointwise_maximum(present), pointwise_maximum(absent))
 
     def parameters(self) -> dict[str, Any]:
         return {"branches": [[to_dict(event) for event in branch] for branch in self.branches], "count": self.count}
@@ -64,40 +59,3 @@ class BranchMaximum(Event):
         fields = dict(parameters)
         branches = tuple(tuple(from_dict(event) for event in branch) for branch in fields.pop("branches"))
         return cls(branches, **fields)
-
-
-def pointwise_maximum(pmfs: Sequence[PLDPmf]) -> DensePLDPmf:
-    """The pessimistic PLD whose profile lies on or above the profile of each of ``pmfs``, at every ε.
-
-    Formal guarantee: the profiles are piecewise linear in x = e^ε with knots on the grid. Their maximum is convex,
-    so the chords between its values at the knots (and 1 at x = 0) lie on or above it: connect the dots (Doroshenko et
-    al. 2022). With T = Δ − Δ(∞) and step h, the mass above knot k is (T_k − e^{−h}·T_{k+1})/(1 − e^{−h}).
-    Negative FFT residues count as 0 and the mass above a knot never falls below that of the next, both upwards; what is
-    left is the rounding of float64 sums, some 1e-12 of δ.
-    """
-    dense = [pmf.to_dense_pmf() for pmf in pmfs]
-    lower = min(pmf._lower_loss for pmf in dense)
-    upper = max(pmf._lower_loss + pmf.size - 1 for pmf in dense)
-    infinity = max(pmf._infinity_mass for pmf in dense)
-    profile = np.max([_profile(pmf, lower, upper) for pmf in dense], axis=0) - infinity
-    decay, gain = math.exp(-PLD_STEP), -math.expm1(-PLD_STEP)
-    profile = np.maximum(profile, 0.0)
-    above = np.append((profile[:-1] - decay * profile[1:]) / gain, 0.0)
-    above = np.maximum.accumulate(above[::-1])[::-1]
-    above = np.clip(above, 0.0, 1.0 - infinity)
-    probabilities = np.append(1.0 - infinity - above[0], above[:-1] - above[1:])
-    return DensePLDPmf(PLD_STEP, lower, probabilities, infinity, True)
-
-
-def _profile(pmf: DensePLDPmf, lower: int, upper: int) -> np.ndarray:
-    """δ at the grid points ``lower … upper``, by a recursion in which nothing cancels.
-
-    T_k = Σ_{j>k} p_j·(1 − e^{(k−j)h}) obeys T_k = e^{−h}·T_{k+1} + (1 − e^{−h})·Σ_{j>k} p_j.
-    """
-    masses = np.zeros(upper - lower + 1)
-    start = pmf._lower_loss - lower
-    masses[start : start + pmf.size] = np.maximum(pmf._probs, 0.0)
-    from_above = np.cumsum(masses[::-1])
-    above = np.append(0.0, from_above[:-1])  # strictly above each knot, from the top down
-    decay, gain = math.exp(-PLD_STEP), -math.expm1(-PLD_STEP)
-    return pmf._infinity_mass + signal.lfilter([gain], [1.0, -decay], above)[::-1]

@@ -63,6 +63,9 @@ class Ledger:
     binding: str = ""
     id: str = field(default_factory=lambda: secrets.token_hex(8))
     charges: int = field(default=0, init=False)
+    selected: dict[str, str] = field(default_factory=dict, init=False)
+    prepaid: list[Entry] = field(default_factory=list, init=False)
+    begun: int = field(default=0, init=False)
     _counts: dict[Entry, int] = field(default_factory=dict, init=False, repr=False)
     _spent: dict[tuple[str, Event], int] = field(default_factory=dict, init=False, repr=False)
     _journal: Journal | None = field(default=None, init=False, repr=False, compare=False)
@@ -81,9 +84,40 @@ class Ledger:
         record = {"charge": entry.to_dict()}  # refuses what could not be read back
         if self.allowance is not None:
             self._refuse_beyond_allowance(entry)
+        self._record(record)
+        self._count(entry)
+
+    # -- selections ---------------------------------------------------------------------------------------
+
+    def begin_selection(self) -> None:
+        """Charges from here to `end_selection` belong to one selection.
+
+        Formal guarantee: what a selection draws leaves the process only through `end_selection`. If the run is killed
+        in between, nobody has seen it; when the run resumes, the selection is drawn anew under the charges that it had
+        made. They are in `prepaid`, which is filled by `load` alone: no process draws twice under one charge.
+        """
+        self._record({"selecting": True})
+
+    def end_selection(self, name: str, digest: str) -> None:
+        """The released values of selection ``name`` are on record, with this digest: it is never drawn again."""
+        self._record({"selected": name, "sha256": digest})
+        self.selected[name], self.prepaid = digest, []
+
+    # -- steps ----------------------------------------------------------------------------------------------
+
+    def begin_steps(self, count: int, limit: int) -> None:
+        """``count`` of the ``limit`` steps that were charged together begin. They are spent, whatever happens next."""
+        if self.begun + count > limit:
+            raise BudgetExceededError(
+                f"all {limit} steps that were charged together have begun. Steps repeated after an interruption count "
+                "again; keep the last checkpoint as the result."
+            )
+        self._record({"begun": count})
+        self.begun += count
+
+    def _record(self, record: dict[str, Any]) -> None:
         if self.path is not None:
             self._open_journal().append(record)
-        self._count(entry)
 
     def _refuse_beyond_allowance(self, entry: Entry) -> None:
         asked = {(entry.dataset, entry.event.with_count(1)): entry.event.count}
@@ -170,15 +204,35 @@ class Ledger:
         return ledger
 
     @classmethod
+    def id_of(cls, path: Path) -> str:
+        """The name of the ledger at ``path``."""
+        journal = Journal.open(path)
+        try:
+            return cls._from_header(next(iter(journal.records())), path, None).id
+        finally:
+            journal.close()
+
+    @classmethod
     def _replayed(cls, journal: Journal, allowance: tuple[Entry, ...] | None) -> Ledger:
         ledger: Ledger | None = None
+        selecting = False
         for record in journal.records():
             if ledger is None:
                 ledger = cls._from_header(record, journal.path, allowance)
             elif "charge" in record:
-                ledger._count(Entry.from_dict(record["charge"]))
+                entry = Entry.from_dict(record["charge"])
+                ledger._count(entry)
+                if selecting:
+                    ledger.prepaid.append(entry)
             elif "attempt" in record:
                 ledger.attempts += 1
+                selecting = False  # what follows is charged by another process
+            elif "selecting" in record:
+                selecting = True
+            elif "selected" in record:
+                ledger.selected[record["selected"]], ledger.prepaid, selecting = record["sha256"], [], False
+            elif "begun" in record:
+                ledger.begun += int(record["begun"])
             else:
                 raise AccountingError(f"cannot read {journal.path.name}: unknown record {record!r}")
         assert ledger is not None  # a journal has a header

@@ -71,6 +71,9 @@ KEYS: dict[str, Mapping[str, Check] | None] = {
         "balanced_validation": flag, "num_samples": partial(whole, low=20, high=_MOST_SAMPLES), "ss_path": path,
         "data_dir": path, "wordvec_dim": _size, "weight_path": path, "validation_fraction": _part,
         "class_separation": partial(number, low=0, high=1e6), "keep_range": _range,
+        "cut_classes": partial(list_of, check=partial(whole, low=0, high=10**6)), "cut_share": _share,
+        "label_noise": partial(number, low=0, high=1, low_included=True),
+        "label_noise_kind": partial(one_of, choices=("pair", "random")),
     },
     "dataloader": {
         "shuffle": flag, "batch_size": _auto_or(_count), "pin_memory": flag, "collate_fn": function,

@@ -36,7 +36,7 @@ class PrivacySettings:
     """The ``privacy`` section.
 
     epsilon, delta: the budget of the whole run, for each record of D and of V. ``epsilon = inf`` turns
-        clipping and noise off. delta defaults to 1e-5, or a tenth of 1/n where n is large.
+        clipping and noise off. delta defaults to 1e-5, or a tenth of 1/n if that is less.
     composition: ``joint`` composes training and selection numerically; ``basic`` splits ε and δ (the paper).
     split: the share of the budget that goes to training where selection takes part of it; the mechanism knows a
         default.
@@ -53,6 +53,8 @@ class PrivacySettings:
     labels_public: the user declares which class each index belongs to as public.
     exact_metrics: log exact metrics of private data. They are not covered by the guarantee.
     secure_noise: draw noise as a sum of four, against attacks on floating-point numbers; takes longer.
+    account: a file that adds up all runs on these data (`python -m cords_dp account`); a run that would exceed its
+        total is refused before data is read.
     reproducible_noise: compute noise from ``train_args.seed``. Such a run repeats and is NOT private.
     """
 
@@ -76,6 +78,7 @@ class PrivacySettings:
     labels_public: bool = False
     exact_metrics: bool = False
     secure_noise: bool = False
+    account: str | None = None
     reproducible_noise: bool = False
 
     @property
@@ -161,6 +164,8 @@ def read_privacy(cfg: Mapping[str, Any]) -> PrivacySettings:
         flag(f"privacy.{name}", getattr(settings, name))
     whole("privacy.max_physical_batch_size", settings.max_physical_batch_size, high=10**9)
     whole("privacy.augmentations", settings.augmentations, high=_MOST_VIEWS)
+    if settings.account is not None and not isinstance(settings.account, str):
+        raise ConfigError("privacy.account", settings.account, "must be the path of an account file")
     if not settings.poisson_sampling:
         raise ConfigError(
             "privacy.poisson_sampling",

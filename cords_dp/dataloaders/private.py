@@ -107,9 +107,7 @@ class GLISTERDPDataLoader(_HandsOverPools, GLISTERDataLoader):
         assert plan is not None
         if plan.shape.epochs[epoch - 1].selects:
             self.context.logger.info("Epoch: %d, requires subset selection. ", epoch)
-            model = self.context.model
-            weights = {name: value.detach().clone() for name, value in model.state_dict().items()}
-            self.current = self.selections.select(weights)
+            self.current = self.selections.select(self.context.released_weights(), str(epoch))
         return self.current
 
     def state(self) -> dict[str, Any]:

@@ -12,12 +12,12 @@ import numpy as np
 from cords_dp.config.values import folder, path
 from cords_dp.datasets.arrays import ArrayDataset, RawData, Splits
 from cords_dp.datasets.fetch import image_arrays
-from cords_dp.datasets.imbalance import cut_classes, mild_imbalance
+from cords_dp.datasets.imbalance import cut_classes, keep_share, mild_imbalance, wrong_labels
 from cords_dp.datasets.synthetic import FEATURES, shift_set
 from cords_dp.errors import ConfigError
 
 _VALIDATION_SHARE = 0.1
-FEATURE_NAMES = ("dss", "classimb", "mildimb")
+FEATURE_NAMES = ("dss", "classimb", "mildimb", "shift")
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,8 @@ def _check_built(section: Mapping[str, Any], name: str, feature: Any) -> None:
         raise ConfigError("dataset.feature", feature, f"must be one of {', '.join(FEATURE_NAMES)}")
     if feature != "dss" and name == "synthetic":
         raise ConfigError("dataset.feature", feature, "the synthetic set is imbalanced already; use 'dss'")
+    if feature == "shift":
+        _check_shift(section, info.num_classes)
     ratio = section.get("classimb_ratio")
     if feature == "classimb" and (ratio is None or int(ratio * info.num_classes) < 1):
         few = f"classimb needs the share of classes to cut, in (0, 1), at least one of {info.num_classes}"
@@ -99,6 +101,12 @@ def _held_out(section: Mapping[str, Any], total: int) -> int:
 def holds_images(cfg: Mapping[str, Any]) -> bool:
     info = DATASETS.get(dataset_name(cfg))
     return info is None or len(info.shape) == 3  # CORDS' sets that can be read privately are images
+
+
+def _check_shift(section: Mapping[str, Any], classes: int) -> None:
+    cut = section.get("cut_classes") or ()
+    if not all(isinstance(c, int) and 0 <= c < classes for c in cut):
+        raise ConfigError("dataset.cut_classes", cut, f"must be a list of classes from 0 to {classes - 1}")
 
 
 def known_sizes(cfg: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -130,9 +138,11 @@ def build_dataset(cfg: Mapping[str, Any], rng: np.random.Generator) -> Splits:
     info = DATASETS[name]
     raw = _digits() if name == "digits" else image_arrays(name, Path(section["datadir"]).expanduser())
     train, held_out = _split(raw.y_train, section, rng)
-
+    labels = raw.y_train
+    if section.get("feature") == "shift":
+        train, labels = _shifted(raw.y_train, train, section, info.num_classes, rng)
     return Splits(
-        ArrayDataset(raw.x_train, raw.y_train, info.mean, info.std, rows=train),
+        ArrayDataset(raw.x_train, labels, info.mean, info.std, rows=train),
         ArrayDataset(raw.x_train, raw.y_train, info.mean, info.std, rows=held_out),
         ArrayDataset(raw.x_test, raw.y_test, info.mean, info.std),
         info.num_classes,
@@ -154,6 +164,17 @@ def _split(labels: np.ndarray, section: Mapping[str, Any], rng: np.random.Genera
     if feature == "classimb" and balanced_validation:
         train = train[cut_classes(labels[train], float(section["classimb_ratio"]), rng)]
     return train, validation
+
+
+def _shifted(
+    labels: np.ndarray, train: np.ndarray, section: Mapping[str, Any], classes: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """The training rows that are kept and all labels, some wrong in the training set; validation stays as it is."""
+    kept = train[keep_share(labels[train], section.get("cut_classes") or (), float(section.get("cut_share") or 1), rng)]
+    share, kind = float(section.get("label_noise") or 0.0), section.get("label_noise_kind") or "pair"
+    noisy = labels.copy()
+    noisy[kept] = wrong_labels(labels[kept], share, kind, classes, rng)
+    return kept, noisy
 
 
 def _digits() -> RawData:

@@ -1,10 +1,12 @@
-"""Making class-imbalanced variants of a dataset, to study selection.
+"""Making variants of a dataset with fewer records of some classes or with wrong labels, to study selection.
 
 These functions *define* the private dataset of an experiment; they are not mechanisms and are not
 charged. Real private data comes as it is.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -31,3 +33,20 @@ def cut_classes(labels: np.ndarray, ratio: float, rng: np.random.Generator) -> n
         members = np.flatnonzero(labels == label)
         kept.append(rng.choice(members, size=remaining, replace=False) if label in cut else members)
     return np.sort(np.concatenate(kept))
+
+
+def keep_share(labels: np.ndarray, classes: Sequence[int], share: float, rng: np.random.Generator) -> np.ndarray:
+    """Indices of a variant in which some classes keep a share of their records."""
+    dropped = [
+        rng.choice(members, size=len(members) - max(1, round(share * len(members))), replace=False)
+        for members in (np.flatnonzero(labels == label) for label in classes)
+        if len(members)
+    ]
+    return np.setdiff1d(np.arange(len(labels)), np.concatenate(dropped)) if dropped else np.arange(len(labels))
+
+
+def wrong_labels(labels: np.ndarray, share: float, kind: str, classes: int, rng: np.random.Generator) -> np.ndarray:
+    """Labels of which a share is moved to the next class (``pair``) or drawn anew (``random``)."""
+    moved = rng.random(len(labels)) < share
+    other = (labels + 1) % classes if kind == "pair" else rng.integers(0, classes, len(labels))
+    return np.where(moved, other, labels)

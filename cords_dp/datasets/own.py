@@ -34,8 +34,7 @@ def checked_splits(data: Splits, *, private: bool) -> Splits:
         elif not private or name == "testset":
             _check_targets(name, part, classes)
         parts.append(part)
-    train, validation, test = parts
-    return Splits(train, validation, test, classes)
+    return Splits(parts[0], parts[1], parts[2], classes)
 
 
 class GuardedDataset(Dataset):

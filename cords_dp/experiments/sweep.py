@@ -66,7 +66,7 @@ def is_finished(job: Job, out: Path) -> bool:
 
 
 def collect(jobs: Sequence[Job], out: Path) -> pd.DataFrame:
-    """One row a finished run: its labels, its result, its config's hash and the versions of what it ran on."""
+    """One row per finished run: its labels, its result, its config's hash and the versions of what it ran on."""
     rows = []
     for job in jobs:
         if is_finished(job, out):

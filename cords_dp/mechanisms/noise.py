@@ -25,7 +25,7 @@ from cords_dp.errors import MechanismError
 
 KEY_BYTES = 16
 Shape = tuple[int, ...]
-Noise = Callable[[Shape], np.ndarray]  # float64 standard normals of the shape asked for
+Noise = Callable[[Shape], np.ndarray]  # float64 standard normals, in an array that the caller may write over
 
 
 def secure_generator(key: bytes | None = None) -> np.random.Generator:

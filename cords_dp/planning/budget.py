@@ -54,6 +54,9 @@ def _plan_text(plan: PrivacyPlan) -> str:
         ),
         ("training", f"{shape.steps_in_words}, sigma = {plan.sigma:.4f}"),
     ]
+    if plan.branches:
+        options = ", ".join(f"{b.concentration:g}: rate {b.rate:.5f}, sigma {b.sigma:.4f}" for b in plan.branches)
+        rows.append(("branches", f"{shape.branched_steps} of these steps at one concentration of {options}"))
     if plan.mechanism is not None and plan.selection_noise is not None:
         rows += plan.mechanism.in_words(plan.selection_noise, plan.privacy, shape.sizes, shape.rounds)
     if plan.sigma_validation is not None:

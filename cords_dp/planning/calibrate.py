@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, calibrate, epsilon_bound
+from cords_dp.accounting import (
+    TRAINING_DATA,
+    VALIDATION_DATA,
+    Event,
+    PoissonGaussian,
+    calibrate,
+    epsilon_bound,
+    rough_epsilon,
+)
 from cords_dp.config.settings import PrivacySettings, SubsetSettings
 from cords_dp.errors import AccountingError, ConfigError
 from cords_dp.planning.mechanism import Mechanism, SelectionNoise, declared_releases
@@ -15,6 +23,7 @@ from cords_dp.planning.plan import PrivacyPlan, before_amplification
 from cords_dp.planning.schedule import (
     SELECTION,
     TRAINING,
+    Branch,
     EpochPlan,
     Shape,
     Sizes,
@@ -61,7 +70,62 @@ def build_plan(
         if privacy.validation == "private" and plan.validation_is_read:
             plan = replace(plan, sigma_validation=_calibrate_validation(plan))
         plan = replace(plan, selection_noise=_calibrate_selection(plan))
+    concentrations = mechanism.concentrations(sizes) if mechanism is not None and shape.branched_steps else ()
+    if concentrations:
+        return _with_branches(plan, concentrations)
     return replace(plan, sigma=_calibrate_training(plan))
+
+
+def _with_branches(plan: PrivacyPlan, concentrations: tuple[float, ...]) -> PrivacyPlan:
+    """Noise for each branch: in the proportions that each alone would need, and together as much as the choice costs.
+
+    The proportions need not be exact; what the whole costs is for the run's accountant to say.
+    """
+    sizes = plan.shape.sizes
+    rates = [min(1.0, c * sizes.batch_size / sizes.n) for c in concentrations]
+    alone = [_alone(plan, rates[0])]
+    for rate in rates[1:]:
+        alone.append(_alone(plan, rate, first=alone[0], start=alone[-1]))
+
+    def scaled(sigma: float) -> PrivacyPlan:
+        factor = sigma / alone[0]
+        branches = tuple(
+            Branch(c, rate, factor * own) for c, rate, own in zip(concentrations, rates, alone, strict=True)
+        )
+        return replace(plan, sigma=sigma, branches=branches)
+
+    def cost_of(sigma: float, accountant: str = plan.privacy.accountant) -> float:
+        events = [e.event for e in scaled(sigma).entries() if e.dataset == TRAINING_DATA]
+        return epsilon_bound(events, plan.delta, accountant).epsilon
+
+    return scaled(calibrate(cost_of, plan.privacy.epsilon, start=1.012 * alone[0], rising=False))
+
+
+def _alone(plan: PrivacyPlan, rate: float, *, first: float | None = None, start: float = 2.0) -> float:
+    """σ of one branch if there were no choice; ``first``: of the steps before the choice, by default the same."""
+    before = [plan.step_event(epoch) for epoch in plan.shape.epochs if epoch.steps and not epoch.branched]
+    rounds = plan.shape.rounds
+    selection = [e.event for e in plan.selection_entries() if e.dataset == TRAINING_DATA] * rounds
+
+    def cost_of(sigma: float) -> float:
+        branch = PoissonGaussian(sigma, rate, plan.shape.branched_steps)
+        earlier = [replace(event, sigma=sigma if first is None else first) for event in before]
+        events = [*selection, *earlier, branch]
+        return (rough_epsilon if plan.privacy.accountant != "rdp" else _rdp_epsilon)(events, plan.delta)
+
+    return calibrate(cost_of, plan.privacy.epsilon, start=start, rising=False)
+
+
+def _rdp_epsilon(events: Sequence[Event], delta: float) -> float:
+    return epsilon_bound(events, delta, "rdp").epsilon
+
+
+def _at_rate(plan: PrivacyPlan, rate: float) -> PrivacyPlan:
+    """The plan with all branched steps at one rate, as if there were no choice."""
+    epochs = tuple(
+        replace(epoch, rate=rate, branched=False) if epoch.branched else epoch for epoch in plan.shape.epochs
+    )
+    return replace(plan, shape=replace(plan.shape, epochs=epochs))
 
 
 def _sizes(
@@ -94,6 +158,10 @@ def price_of_selection(plan: PrivacyPlan, *, rate: float | None = None) -> float
     """
     if plan.noiseless or not plan.shape.rounds:
         return 0.0
+    if plan.branches:  # of the first branch, which is that of a uniform draw; only this accountant knows the choice's
+        plain = _at_rate(replace(plan, branches=()), plan.branches[0].rate if rate is None else rate)
+        epochs = tuple(replace(epoch, selects=False) for epoch in plain.shape.epochs)
+        return plan.sigma / _calibrate_training(replace(plain, shape=replace(plain.shape, epochs=epochs))) - 1
 
     def sigma(epochs: tuple[EpochPlan, ...]) -> float:
         shape = replace(plan.shape, epochs=epochs)
@@ -109,7 +177,7 @@ def price_of_selection(plan: PrivacyPlan, *, rate: float | None = None) -> float
 def _delta(privacy: PrivacySettings, shape: Shape) -> float:
     largest = max(shape.n, shape.n_validation if privacy.validation == "private" and shape.rounds else 0)
     if privacy.delta is None:
-        return 1e-5 if 1 / largest > 1e-5 else 0.1 / largest
+        return min(1e-5, 0.1 / largest)  # n·δ, the records that might be lost whole, is at most a tenth
     if privacy.delta >= 1 / largest:
         raise ConfigError(
             "privacy.delta",

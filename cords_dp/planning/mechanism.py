@@ -65,6 +65,7 @@ class Mechanism(ABC):
     secret_pool: the pool is secret state of the training mechanism; otherwise it is released and paid for.
     default_split: the share of the budget left to training where the config does not say.
     privacy_keys: which of the keys in ``privacy`` that concern selection it uses.
+    uses_average: it looks through the averaged weights, where an average is kept, instead of the last ones.
     noise_symbol, cost_rises: the parameter that is calibrated on D, and whether the cost rises with it.
     """
 
@@ -74,6 +75,7 @@ class Mechanism(ABC):
     secret_pool: ClassVar[bool] = False
     default_split: ClassVar[float] = 0.8
     privacy_keys: ClassVar[frozenset[str]] = frozenset({"split"})
+    uses_average: ClassVar[bool] = False
     noise_symbol: ClassVar[str] = "sigma_s"
     cost_rises: ClassVar[bool] = False
 
@@ -102,6 +104,11 @@ class Mechanism(ABC):
         return subset_schedule(
             sizes, subset, epochs, selects=lambda epoch, _: epoch > 1 and (epoch - 1) % subset.select_every == 0
         )
+
+    def concentrations(self, sizes: Sizes) -> tuple[float, ...]:
+        """Of the branches that a release chooses between, from the lowest; the schedule marks the epochs that they
+        decide. A branch of concentration c samples at c·B/n with noise of its own. Empty: there is no such choice."""
+        return ()
 
     def draws_from(self, n: int, k: int) -> int:
         """How many records a step draws from; decides the batch size where the plan chooses it."""

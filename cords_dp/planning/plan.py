@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from cords_dp.accounting import (
     TRAINING_DATA,
     Bound,
+    BranchMaximum,
     Entry,
     Event,
     Ledger,
@@ -28,7 +29,7 @@ from cords_dp.accounting import (
 from cords_dp.config.settings import PrivacySettings, SubsetSettings
 from cords_dp.errors import MechanismError
 from cords_dp.planning.mechanism import Mechanism, Release, SelectionNoise, declared_releases
-from cords_dp.planning.schedule import SELECTION, TRAINING, VALIDATION, EpochPlan, Shape
+from cords_dp.planning.schedule import SELECTION, TRAINING, VALIDATION, Branch, EpochPlan, Shape
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class PrivacyPlan:
     sigma: float
     selection_noise: float | None = None
     sigma_validation: float | None = None
+    branches: tuple[Branch, ...] = ()
 
     @property
     def fingerprint(self) -> str:
@@ -85,8 +87,18 @@ class PrivacyPlan:
 
     # -- events -------------------------------------------------------------------------------
 
+    @property
+    def branch_count(self) -> int:
+        return len(self.branches)
+
     def step_event(self, epoch: EpochPlan) -> PoissonGaussian:
+        """The steps of an epoch that is not branched."""
         return PoissonGaussian(sigma=self.sigma, rate=epoch.rate, count=epoch.steps)
+
+    def branch_event(self) -> BranchMaximum:
+        """All steps of the branched epochs together, whichever branch they take."""
+        steps = self.shape.branched_steps
+        return BranchMaximum(tuple((PoissonGaussian(b.sigma, b.rate, steps),) for b in self.branches))
 
     def releases(self) -> tuple[Release, ...]:
         """What one selection releases."""
@@ -110,8 +122,10 @@ class PrivacyPlan:
         for epoch in self.shape.epochs:
             if epoch.selects:
                 entries += selection
-            if epoch.steps:
+            if epoch.steps and not epoch.branched:
                 entries.append(Entry(TRAINING_DATA, epoch.phase, self.step_event(epoch)))
+        if self.shape.branched_steps:
+            entries.append(Entry(TRAINING_DATA, TRAINING, self.branch_event()))
         return tuple(entries)
 
     # -- cost ---------------------------------------------------------------------------------

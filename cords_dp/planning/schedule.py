@@ -13,16 +13,29 @@ WARM_START, TRAINING, SELECTION, VALIDATION = "warm start", "training", "selecti
 
 @dataclass(frozen=True)
 class EpochPlan:
-    """One epoch: how many steps, at which rate, on which pool, and whether a selection precedes it."""
+    """One epoch: how many steps, at which rate, on which pool, and whether a selection precedes it.
+
+    ``branched``: rate and noise are those of the branch that a release has chosen; ``rate`` is the first branch's.
+    """
 
     pool: str  # "all" of D, the strategy's "own" pool, or "skip"
     steps: int
     rate: float
     selects: bool = False
+    branched: bool = False
 
     @property
     def phase(self) -> str:
         return WARM_START if self.pool == "all" else TRAINING
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A rate and noise multiplier that the steps after a release may take, fixed before data is read."""
+
+    concentration: float
+    rate: float
+    sigma: float
 
 
 @dataclass(frozen=True)
@@ -67,6 +80,10 @@ class Shape:
     @property
     def steps(self) -> int:
         return sum(epoch.steps for epoch in self.epochs)
+
+    @property
+    def branched_steps(self) -> int:
+        return sum(epoch.steps for epoch in self.epochs if epoch.branched)
 
     @property
     def rate(self) -> float:

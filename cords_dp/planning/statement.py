@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cords_dp.accounting import Bound, Event, Ledger
+from cords_dp.accounting import TRAINING_DATA, Bound, Event, Ledger, MembershipRisk, membership_risk
 from cords_dp.accounting.events import to_dict
+from cords_dp.accounting.meaning import risk_of_bound
 from cords_dp.planning.calibrate import price_of_selection
 from cords_dp.planning.plan import PrivacyPlan, before_amplification
+from cords_dp.planning.schedule import TRAINING
 
 NOT_COVERED = (
     "choosing hyper-parameters by looking at results on the same private data",
     "side channels of floating-point arithmetic",
     "the time and memory that the run took",
+    "cached features of private records, which lie in plain files below the data directory",
     "exact metrics of private records, if they were switched on, and metrics of the test set, which is taken as public",
-    "groups of records: k records of one person have k times the epsilon",
+    "groups of records: for k records of one person, (k·ε, k·e^((k−1)·ε)·δ) is what follows from this guarantee; a "
+    "person with records in both D and V pays the sum of both",
+    "other runs: ε is per run, and runs on the same records add up (privacy.account keeps the total)",
 )
 
 
@@ -48,6 +53,9 @@ def privacy_report(plan: PrivacyPlan, ledger: Ledger, *, unused_keys: Sequence[s
         "composition": plan.privacy.composition,
         "phases": {name: _bound(bound) for name, bound in planned.phases.items()},
         "charged_so_far": {"epsilon": charged.epsilon, "delta": charged.delta},
+        "meaning": _risk(plan).text(),
+        "membership_risk": _risk(plan).to_dict(),
+        "nist_sp_800_226": _evaluation_fields(plan),
         "validation_set": _validation_sentence(plan),
         "price_of_selection": price_sentence(plan),
         "mechanisms": _mechanisms(plan),
@@ -83,6 +91,16 @@ def privacy_markdown(report: dict[str, Any]) -> str:
         *([report["price_of_selection"], ""] if report["price_of_selection"] else []),
         f"Charged so far: ε = {report['charged_so_far']['epsilon']:.4f}.",
         "",
+        "## What it means",
+        "",
+        report["meaning"],
+        "",
+        "## For an evaluation by NIST SP 800-226",
+        "",
+        "| | |",
+        "|---|---|",
+        *(f"| {name} | {value} |" for name, value in report["nist_sp_800_226"].items()),
+        "",
         "## In which sense",
         "",
         f"- Unit: {report['unit']}.",
@@ -117,6 +135,33 @@ def _guarantee(plan: PrivacyPlan) -> str:
         f"training set{both}.{conditions} This is the cost of the whole planned schedule; stopping early does not "
         "lower it."
     )
+
+
+def _risk(plan: PrivacyPlan) -> MembershipRisk:
+    """For the records of D. RDP is for those who cannot wait; the risk then follows from ε and δ alone."""
+    bound = plan.cost().training_data
+    if plan.privacy.accountant == "rdp" or plan.inclusion < 1:
+        return risk_of_bound(bound.epsilon, bound.delta)
+    events = [e.event for e in plan.entries() if e.dataset == TRAINING_DATA]
+    return membership_risk(events, bound.epsilon, bound.delta)
+
+
+def _evaluation_fields(plan: PrivacyPlan) -> dict[str, str]:
+    """What NIST's guidelines for evaluating differential privacy ask a claim to say."""
+    cost = plan.cost()
+    return {
+        "privacy parameters": f"ε = {cost.epsilon:.4f}, δ = {cost.delta:.3g}, per run",
+        "unit of privacy": "one record (event level); see below for people with several",
+        "variant": "approximate differential privacy, computed numerically as an upper bound",
+        "neighbouring relation": "zero-out, both directions; n is public",
+        "trust model": "central: whoever runs the training sees the records, whoever gets the model does not",
+        "what is released": "the model, every step's weights, and the values listed under “What was done”",
+        "mechanisms and sensitivity": "Poisson-subsampled and plain Gaussian, exponential; listed with sensitivities",
+        "implementation": "float64 noise from AES-128 in counter mode, keyed by the operating system"
+        + ("; drawn as a sum of four" if plan.privacy.secure_noise else ""),
+        "data collection and security": "not covered: the records, cached features and logs of the machine itself",
+        "side channels": "time and memory are not covered",
+    }
 
 
 def _v_charged(plan: PrivacyPlan) -> bool:
@@ -166,8 +211,14 @@ def _mechanisms(plan: PrivacyPlan) -> list[dict[str, Any]]:
         if release.event is not None:
             add(release.phase, release.event, release.words, plan.shape.rounds)
     for epoch in plan.shape.epochs:
-        if epoch.steps:
+        if epoch.steps and not epoch.branched:
             add(epoch.phase, plan.step_event(epoch), f"{plan.privacy.max_grad_norm:g} (clip norm)", 1)
+    if plan.branches:
+        options = ", or ".join(f"sigma {b.sigma:.6g}, rate {b.rate:.6g}" for b in plan.branches)
+        parameters = f"{options}, sensitivity: {plan.privacy.max_grad_norm:g} (clip norm)"
+        rows[(TRAINING, "Poisson-subsampled Gaussian, one of several as a release advises", parameters)] = (
+            plan.shape.branched_steps
+        )
     return [
         {"phase": phase, "mechanism": name, "parameters": parameters, "count": count}
         for (phase, name, parameters), count in rows.items()

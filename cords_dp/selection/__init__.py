@@ -1,6 +1,7 @@
 """Private subset selection: the mechanisms, and scores of any kind. Importing it registers those that come with us."""
 
 from cords_dp.planning.mechanism import register_mechanism
+from cords_dp.selection.align import Align
 from cords_dp.selection.context import Records, SelectionContext, Selector
 from cords_dp.selection.exponential import Exponential
 from cords_dp.selection.match import Match
@@ -9,10 +10,11 @@ from cords_dp.selection.scores import register_score
 from cords_dp.selection.threshold import Threshold
 from cords_dp.selection.top_k import TopK
 
-for _mechanism in (Match, Threshold, TopK, Exponential):  # the first that suits a config is its default
+for _mechanism in (Align, Match, Threshold, TopK, Exponential):  # the first that suits a config is its default
     register_mechanism(_mechanism)
 
 __all__ = [
+    "Align",
     "Exponential",
     "Match",
     "Pool",

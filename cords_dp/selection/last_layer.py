@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 from cords_dp.datasets import sequential_batches
 from cords_dp.errors import ConfigError
 from cords_dp.mechanisms import clip_factors, finite_or_zero
+from cords_dp.mechanisms.clipping import row_norms
 
 LossPerExample = Callable[[Tensor, Tensor], Tensor]
 _BATCH = 1024
@@ -43,11 +44,11 @@ class LastLayerGradients:
 
     def factors(self, clip: float) -> Tensor:
         """Factors that clip each record's gradient to norm ``clip``; 0 for a record that is not finite."""
-        return clip_factors(self.r.norm(dim=1) * self._input_norms, clip)
+        return clip_factors(row_norms(self.r) * self._input_norms, clip).to(self.r.dtype)
 
     @cached_property
     def _input_norms(self) -> Tensor:
-        return self.a.norm(dim=1)  # a pass over all inputs, which are the same in every greedy round
+        return row_norms(self.a)  # in float64; a pass over all inputs, which are the same in every greedy round
 
     def scores(self, v: Tensor, clip: float) -> Tensor:
         """``u_j = ⟨clip(g_j), v⟩`` for a classes×(1+dim) matrix ``v``; |u_j| ≤ clip·‖v‖."""

@@ -16,6 +16,7 @@ class Pool:
     indices: distinct positions in the training set.
     weights: in [0, 1], multiply the clipped gradients of the records; None for 1.
     chances: in [0, 1], of a record that a step has drawn to stay in it; None for 1.
+    branch: which of the plan's branches the steps take, where a mechanism has several.
 
     Formal guarantee: with values in these ranges and distinct indices, a record's part of a step has norm at most C and
     is there with probability at most the charged rate. Anything else is refused here.
@@ -24,6 +25,7 @@ class Pool:
     indices: np.ndarray
     weights: np.ndarray | None = None
     chances: np.ndarray | None = None
+    branch: int = 0
 
     def __post_init__(self) -> None:
         indices = np.asarray(self.indices)
@@ -53,7 +55,7 @@ class Pool:
         return cls(np.arange(n))
 
 
-def checked_pool(pool: object, n: int) -> Pool:
+def checked_pool(pool: object, n: int, branches: int = 0) -> Pool:
     """What a strategy has handed over, if it is a pool of records of a training set of n."""
     if not isinstance(pool, Pool):
         raise MechanismError(
@@ -64,6 +66,8 @@ def checked_pool(pool: object, n: int) -> Pool:
         )
     if len(pool) and int(pool.indices.max()) >= n:
         raise MechanismError("a pool's indices lie outside the training set")
+    if not (isinstance(pool.branch, int) and 0 <= pool.branch < max(1, branches)):
+        raise MechanismError("a pool asks for a branch that the plan does not have")
     return pool
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 
-def augmented_views(images: Tensor, count: int, generator: torch.Generator) -> Tensor:
+def augmented_views(images: Tensor, count: int, rng: np.random.Generator) -> Tensor:
     """``count`` random views of each image, one after the other: N×C×H×W → (N·count)×C×H×W.
 
     A view is shifted by up to an eighth of its side, the border being reflected, and colour images are mirrored by a
@@ -19,7 +20,7 @@ def augmented_views(images: Tensor, count: int, generator: torch.Generator) -> T
     total = n * count
 
     def draw(high: int) -> Tensor:
-        return torch.randint(0, high, (total,), generator=generator, device=generator.device).to(images.device)
+        return torch.from_numpy(rng.integers(0, high, total)).to(images.device)
 
     rows = draw(2 * pad + 1)[:, None] + torch.arange(height, device=images.device)
     columns = draw(2 * pad + 1)[:, None] + torch.arange(width, device=images.device)

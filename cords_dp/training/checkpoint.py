@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ class Progress:
     source: Any  # the strategy's loader or pool source
     average: WeightAverage | None
     history: History
+    branch: int | None = None  # of the plan, once a release has chosen it
 
     def to_dict(self, epoch: int, loss: Any, ledger: Ledger | None) -> dict[str, Any]:
         """CORDS' keys, and ours. ``ledger`` is None for a run that is not private."""
@@ -50,6 +52,8 @@ class Progress:
             selection = self.source.state() if hasattr(self.source, "state") else None
             if selection is not None:
                 state["selection"] = selection
+            if self.branch is not None:
+                state["branch"] = self.branch
         if self.average is not None:
             state["average"] = {"state_dict": self.average.model.state_dict(), "steps": self.average.steps}
         return state
@@ -63,6 +67,7 @@ class Progress:
         self.history.rows = list(state.get("rows", []))
         if "selection" in state:
             self.source.restore(state["selection"])
+        self.branch = state.get("branch")
         if hasattr(self.source, "cur_epoch"):  # CORDS' loaders count epochs themselves
             self.source.cur_epoch = state["epoch"] + 1
         if self.average is not None and "average" in state:
@@ -93,17 +98,27 @@ def checkpoint_path(config: Mapping[str, Any], logger: logging.Logger) -> Path:
     return Path(config["ckpt"].get("dir") or "results").expanduser().resolve() / below / "model.pt"
 
 
-def open_ledger(plan: PrivacyPlan | None, checkpoint: Path, *, resume: bool) -> Ledger:
+def ledger_path(checkpoint: Path) -> Path:
+    return checkpoint.parent / "ledger.jsonl"
+
+
+def run_id(checkpoint: Path, *, resume: bool) -> str:
+    """The name of the run in its ledger and in an account: that of the run which is resumed, or a new one."""
+    path = ledger_path(checkpoint)
+    return Ledger.id_of(path) if resume and path.is_file() else secrets.token_hex(8)
+
+
+def open_ledger(plan: PrivacyPlan | None, checkpoint: Path, *, resume: bool, binding: str, name: str) -> Ledger:
     """The ledger beside a checkpoint: the one that is there when a run resumes, or a new one."""
     if plan is None:
         return Ledger()
-    path = checkpoint.parent / "ledger.jsonl"
+    path = ledger_path(checkpoint)
     if resume and path.is_file():
-        return Ledger.load(path, plan.entries(), plan.fingerprint)
+        return Ledger.load(path, plan.entries(), plan.fingerprint, binding)
     if not resume:
         # Another run's releases stay on record, and its weights must not be continued under this ledger.
         _set_aside(path, checkpoint)
-    ledger = Ledger(allowance=plan.entries(), path=path, fingerprint=plan.fingerprint)
+    ledger = Ledger(allowance=plan.entries(), path=path, fingerprint=plan.fingerprint, binding=binding, id=name)
     ledger.save()
     return ledger
 

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
+import numpy as np
 import torch
 from opacus.grad_sample import prepare_module
 from torch import Tensor, nn
@@ -66,10 +67,10 @@ class Views:
     """Random views of each image, averaged before clipping ("augmentation multiplicity", De et al. 2022)."""
 
     count: int
-    generator: torch.Generator
+    rng: np.random.Generator
 
     def draw(self, x: Tensor) -> Tensor:
-        return augmented_views(x, self.count, self.generator)
+        return augmented_views(x, self.count, self.rng)
 
 
 class PrivateEngine:
@@ -119,6 +120,11 @@ class PrivateEngine:
         if isinstance(self.optimizer, PerExampleOptimizer):
             self.optimizer.normalise, self.optimizer.slack = normalise, self.slack
             self.optimizer.views = views.count if views else 1
+
+    def set_noise_multiplier(self, sigma: float) -> None:
+        """Go on with other noise, as the plan's branches have it."""
+        _check_noise(sigma, self.max_grad_norm, self.optimizer.noise)
+        self.optimizer.noise_multiplier = sigma
 
     def step(self, x: Tensor, y: Tensor, weights: Tensor) -> None:
         """Take one noisy step on a Poisson batch of any size, none included."""

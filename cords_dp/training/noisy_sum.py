@@ -32,13 +32,13 @@ class _NoisySum(DPOptimizer):
     noise: Noise | None = None
 
     def add_noise(self) -> None:
-        for p in self.params:
+        for p in self.params:  # in place: on a large model making arrays takes longer than adding them
             total: Tensor = p.summed_grad
             if self.noise is not None and self.world.main:
-                total = total + self._noise_like(p)
+                total = self._noise_like(p).add_(total)
             if self.world.size > 1:
                 dist.all_reduce(total)
-            p.grad = (total / self.expected_batch_size).to(p.dtype).view_as(p)
+            p.grad = total.div_(self.expected_batch_size).to(p.dtype).view_as(p)
 
     def _noise_like(self, p: nn.Parameter) -> Tensor:
         """σ·C·z in float64, drawn on the CPU wherever the weights are."""
@@ -46,7 +46,7 @@ class _NoisySum(DPOptimizer):
         z = self.noise(tuple(p.shape))
         if z.shape != tuple(p.shape) or z.dtype != np.float64:
             raise MechanismError(f"the noise source gave {z.dtype} of shape {z.shape}, not float64 of {tuple(p.shape)}")
-        return torch.from_numpy(z).to(p.device) * (self.noise_multiplier * self.max_grad_norm)
+        return torch.from_numpy(z).to(p.device).mul_(self.noise_multiplier * self.max_grad_norm)
 
     def _accumulate(self, p: nn.Parameter, total: Tensor) -> None:
         total = total.double()

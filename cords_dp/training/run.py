@@ -55,6 +55,7 @@ class Run:
     device: str
     seed: int | None
     unused: tuple[str, ...] = ()
+    planned_learning_rate: bool = False
 
     def section(self, name: str) -> Mapping[str, Any]:
         return self.config.get(name) or {}
@@ -88,7 +89,10 @@ class Run:
             "optimizer": {**self.section("optimizer"), "lr": learning_rate},
         }
         config = frozen_copy({**self.config, **changes})
-        return replace(self, config=config, batch_size=batch_size, learning_rate=learning_rate)
+        planned = self.learning_rate is None
+        return replace(
+            self, config=config, batch_size=batch_size, learning_rate=learning_rate, planned_learning_rate=planned
+        )
 
 
 def resolve(cfg: Mapping[str, Any], *, own_data: bool = False, plan: bool = True) -> Run:

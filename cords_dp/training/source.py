@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from dotmap import DotMap
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
@@ -20,6 +21,7 @@ from cords_dp.registry import StrategyContext
 from cords_dp.seeding import Streams
 from cords_dp.selection import Pool, Records, SelectionContext, checked_pool
 from cords_dp.selection.session import Selections
+from cords_dp.training.averaging import WeightAverage
 from cords_dp.training.run import Run
 
 
@@ -42,6 +44,7 @@ def build_source(
     model: nn.Module,
     criterion: nn.Module,
     optimizer: Optimizer,
+    average: WeightAverage | None,
     logger: logging.Logger,
 ) -> Any:
     """CORDS' loader of batches for a strategy that is not private, an object with ``pool(epoch)`` for one that is."""
@@ -74,6 +77,7 @@ def build_source(
         optimizer=optimizer,
         logger=logger,
         coins=coins,
+        released_weights=_released_weights(plan, model, average),
         plan=plan,
         selections=_selections(run, plan, ledger, streams, coins, data, model, criterion),
     )
@@ -81,10 +85,18 @@ def build_source(
     return built if plan is None else _pool_source(built, plan)
 
 
+def _released_weights(
+    plan: PrivacyPlan | None, model: nn.Module, average: WeightAverage | None
+) -> Callable[[], dict[str, Tensor]]:
+    averaged = average is not None and plan is not None and plan.mechanism is not None and plan.mechanism.uses_average
+    released = average.model if average is not None and averaged else model
+    return lambda: {name: value.detach().clone() for name, value in released.state_dict().items()}
+
+
 def _pool_source(built: Any, plan: PrivacyPlan) -> Any:
     if hasattr(built, "pool"):
         return built
-    return ConstantPool(checked_pool(built, plan.shape.n))
+    return ConstantPool(checked_pool(built, plan.shape.n, plan.branch_count))
 
 
 def _selections(
@@ -114,4 +126,5 @@ def _selections(
         coins=coins,
     )
     generators = {TRAINING_DATA: streams.numpy("selection"), VALIDATION_DATA: streams.numpy("validation")}
-    return Selections(context, ledger=ledger, generators=generators)
+    folder = None if ledger.path is None else ledger.path.parent
+    return Selections(context, ledger=ledger, generators=generators, folder=folder)

@@ -78,4 +78,4 @@ def _views(run: Run, plan: PrivacyPlan, data: Splits, model: nn.Module, streams:
         raise ConfigError(
             "privacy.augmentations", count, "only models that read images themselves can be shown other views"
         )
-    return Views(count, streams.torch("augmentation", run.device, rank=current_world().rank))
+    return Views(count, streams.numpy("augmentation", rank=current_world().rank))

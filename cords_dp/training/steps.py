@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from cords_dp.accounting import TRAINING_DATA, Ledger, PoissonGaussian
+from cords_dp.accounting import TRAINING_DATA, Ledger
 from cords_dp.errors import MechanismError
 from cords_dp.mechanisms.noise import Noise, Shape
+from cords_dp.planning import EpochPlan, PrivacyPlan
 
 
 class ChargedSteps:
@@ -23,11 +24,21 @@ class ChargedSteps:
         self._ledger, self._noise = ledger, noise
         self._left, self._inside = 0, False
 
-    def charge(self, phase: str, event: PoissonGaussian) -> None:
-        """Pay for ``event.count`` steps. Steps that are left of an earlier charge are forgone."""
+    def begin(self, plan: PrivacyPlan, epoch: EpochPlan) -> None:
+        """Pay for the steps of an epoch. Steps that are left of an earlier one are forgone.
+
+        The steps of all branched epochs are one event, charged when the first of them begins; which of them have begun
+        is on record, so that a run that resumes does not take more.
+        """
         self._left = 0
-        self._ledger.charge(TRAINING_DATA, phase, event)
-        self._left = event.count
+        if not epoch.branched:
+            self._ledger.charge(TRAINING_DATA, epoch.phase, plan.step_event(epoch))
+        else:
+            event = plan.branch_event()
+            if event.with_count(1) not in [e.with_count(1) for e in self._ledger.events(TRAINING_DATA)]:
+                self._ledger.charge(TRAINING_DATA, epoch.phase, event)
+            self._ledger.begin_steps(epoch.steps, plan.shape.branched_steps)
+        self._left = epoch.steps
 
     @contextlib.contextmanager
     def one(self) -> Iterator[None]:

@@ -28,10 +28,18 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from cords_dp import toolkit
-from cords_dp.accounting import Ledger
+from cords_dp.accounting import Account, Ledger, Reservation
 from cords_dp.config import config_digest, thawed_copy
 from cords_dp.dataloaders import poisson_batches
-from cords_dp.datasets import Splits, build_dataset, known_sizes, sequential_batches, with_features
+from cords_dp.datasets import (
+    Splits,
+    build_dataset,
+    checked_splits,
+    data_binding,
+    known_sizes,
+    sequential_batches,
+    with_features,
+)
 from cords_dp.distributed import current_world
 from cords_dp.errors import BudgetExceededError, ConfigError, MechanismError
 from cords_dp.mechanisms.noise import noise_source
@@ -46,8 +54,10 @@ from cords_dp.training.checkpoint import (
     load_checkpoint,
     open_ledger,
     refuse_foreign,
+    run_id,
     save_checkpoint,
 )
+from cords_dp.training.engine import PrivateEngine
 from cords_dp.training.evaluation import History, evaluate
 from cords_dp.training.logs import (
     allowed_metrics,
@@ -57,7 +67,13 @@ from cords_dp.training.logs import (
     own_logger,
     quiet_libraries,
 )
-from cords_dp.training.optim import build_optimizer, build_scheduler, planned_learning_rate
+from cords_dp.training.optim import (
+    branch_rate_factor,
+    build_optimizer,
+    build_scheduler,
+    planned_learning_rate,
+    scale_learning_rate,
+)
 from cords_dp.training.run import Run, resolve
 from cords_dp.training.source import build_source
 from cords_dp.training.stepping import Engine, build_engine
@@ -135,6 +151,8 @@ class TrainClassifier(toolkit.TrainClassifier):
                 self._train(data)
             finally:
                 self.ledger.close()
+                if self._reservation is not None:
+                    self._reservation.settle(self.ledger.entries)
         accuracy = self.history.column("tst_acc")
         best = list(np.maximum.accumulate(accuracy)) if accuracy else []
         seconds = np.array(self.history.column("time"))
@@ -143,6 +161,8 @@ class TrainClassifier(toolkit.TrainClassifier):
     def _begin(self, data: Splits | None) -> Splits:
         """Resolve the config, plan and build the model; only then open the log and read the data."""
         run = self.run = resolve(self.cfg, own_data=data is not None)
+        if data is not None and not run.config["is_reg"]:
+            data = checked_splits(data, private=run.strategy.private)
         sizes = known_sizes(run.config) if data is None else None
         if sizes is None:  # public, but they have to be counted
             data = data or build_dataset(run.config, Streams(run.seed).numpy("data"))
@@ -153,7 +173,23 @@ class TrainClassifier(toolkit.TrainClassifier):
         self.model = self.create_model(data.num_classes if data else None)
         self.run = run.with_plan(self.plan, self._learning_rate(self.model))
         self._open_log()
+        self._saved = checkpoint_path(run.config, self.logger) if self.world.main else None
+        self._reserve()
         return data or build_dataset(run.config, Streams(run.seed).numpy("data"))
+
+    @property
+    def _resumes(self) -> bool:
+        return bool(self.run.config["ckpt"].get("is_load"))
+
+    def _reserve(self) -> None:
+        """Set the plan aside in the account of the data, if there is one, before a record is read."""
+        self._reservation: Reservation | None = None
+        if self.plan is None or self._saved is None:
+            return
+        self._name = run_id(self._saved, resume=self._resumes)
+        if self.plan.privacy.account is not None and not self.plan.noiseless:
+            account = Account.read(Path(self.plan.privacy.account).expanduser())
+            self._reservation = account.reserve(self._name, self.plan.entries())
 
     def _learning_rate(self, model: nn.Module) -> float:
         if self.run.learning_rate is not None:
@@ -182,8 +218,8 @@ class TrainClassifier(toolkit.TrainClassifier):
         run, plan = self.run, self.plan
         assert self.model is not None
         model, (_, criterion) = self.model, self.loss_function()
-        saved = checkpoint_path(run.config, self.logger) if self.world.main else None
-        self.ledger = self._shared_ledger(saved)
+        saved = self._saved
+        self.ledger = self._shared_ledger(saved, data)
         streams = self._streams()
         if plan is not None or run.seed is not None:
             seed_global_generators(streams, self.world.rank)
@@ -192,9 +228,9 @@ class TrainClassifier(toolkit.TrainClassifier):
         data = self.data = self._with_features(data, model)
         self._total_steps = plan.shape.steps if plan else 0
         optimizer, scheduler = self.optimizer_with_scheduler(model)
-        source = build_source(run, plan, self.ledger, streams, data, model, criterion, optimizer, self.logger)
         decay = plan.privacy.ema_decay if plan else 0.0
         average = WeightAverage(model, decay) if decay else None
+        source = build_source(run, plan, self.ledger, streams, data, model, criterion, optimizer, average, self.logger)
         self.progress = Progress(model, optimizer, scheduler, source, average, self.history)
         start_epoch = self._resume(saved)
         noise = noise_source(streams.numpy("noise"), secure=bool(plan and plan.privacy.secure_noise))
@@ -206,19 +242,28 @@ class TrainClassifier(toolkit.TrainClassifier):
         wanted = run.config["train_args"].get("print_args") or ["tst_loss", "tst_acc", "time"]
         self._print_args = allowed_metrics(wanted, plan, self.logger)
         log_plan(run, plan, self.logger)
+        refused, trained = None, start_epoch
         with self._progress_bar() as bar:
             for epoch in range(start_epoch + 1, run.epochs + 1):
                 try:
                     subset_metrics = self._train_epoch(epoch, bar)
-                except BudgetExceededError as error:
-                    if epoch == 1:  # an interrupted run spent it; there is no model to keep
-                        raise
-                    self.logger.warning("Stopped after epoch %d: %s", epoch - 1, error)
-                    break
+                except BudgetExceededError as error:  # an interrupted run spent it; later epochs may have their own
+                    refused = error
+                    continue
+                trained = epoch
                 if saved is not None:
                     self._after_epoch(epoch, subset_metrics, criterion, saved)
+        if refused is not None:
+            self._ended_early(refused, trained, criterion)
         self.model = self._released()
         self._log_end()
+
+    def _ended_early(self, refused: BudgetExceededError, trained: int, criterion: nn.Module) -> None:
+        if trained == 0:  # there is no model to keep
+            raise refused
+        self.logger.warning("Epochs that were spent before an interruption are missing: %s", refused)
+        if self.world.main and self.history.last("epoch", 0) < trained:
+            self._evaluate_epoch(trained, criterion, {})
 
     def _after_epoch(self, epoch: int, subset_metrics: dict[str, float], criterion: nn.Module, saved: Path) -> None:
         config = self.run.config
@@ -294,13 +339,14 @@ class TrainClassifier(toolkit.TrainClassifier):
             return
         assert self.data is not None
         pool = Pool.everything(plan.shape.n) if planned.pool == "all" else self._pool(epoch)
+        rate = planned.rate if not plan.branches or not planned.branched else self._enter_branch(plan, pool.branch)
         if not plan.noiseless:
             # The whole epoch is charged before its first noise: a crash wastes budget, never regains it.
-            self._steps.charge(planned.phase, plan.step_event(planned))
+            self._steps.begin(plan, planned)
         model, average = self.progress.model, self.progress.average
         model.train()
         batches = poisson_batches(
-            self.data.train, pool, rate=planned.rate, steps=planned.steps, rng=self._batch_coins, world=self.world
+            self.data.train, pool, rate=rate, steps=planned.steps, rng=self._batch_coins, world=self.world
         )
         for x, y, weights in batches:
             with self._steps.one() if not plan.noiseless else contextlib.nullcontext():
@@ -313,10 +359,23 @@ class TrainClassifier(toolkit.TrainClassifier):
         """What the strategy hands over for this epoch: rank 0's, checked."""
         start = time.perf_counter()
         source = self.progress.source
-        pool = self.world.share(source.pool(epoch))
+        pool = self.world.share(source.pool(epoch) if self.world.main else None)
         assert self.plan is not None
         self.selection_seconds += time.perf_counter() - start
-        return checked_pool(pool, self.plan.shape.n)
+        return checked_pool(pool, self.plan.shape.n, self.plan.branch_count)
+
+    def _enter_branch(self, plan: PrivacyPlan, chosen: int) -> float:
+        """The rate of the branch that a release has chosen; noise and learning rate follow, once for the run."""
+        progress = self.progress
+        if progress.branch is None:
+            progress.branch = chosen
+            if self.run.planned_learning_rate:
+                scale_learning_rate(progress.optimizer, progress.scheduler, branch_rate_factor(plan, chosen))
+        elif progress.branch != chosen:
+            raise MechanismError("the steps that were charged together stay in the branch that was chosen first")
+        assert isinstance(self._engine, PrivateEngine)
+        self._engine.set_noise_multiplier(plan.branches[chosen].sigma)
+        return plan.branches[chosen].rate
 
     def _after_step(self, bar: tqdm) -> None:
         if self.progress.scheduler is not None and self._scheduler_by_step:
@@ -392,10 +451,15 @@ class TrainClassifier(toolkit.TrainClassifier):
 
     # -- checkpoints and ledger -----------------------------------------------------------------------
 
-    def _shared_ledger(self, saved: Path | None) -> Ledger:
+    def _shared_ledger(self, saved: Path | None, data: Splits) -> Ledger:
         """Rank 0's ledger; the other ranks keep a copy in memory, which refuses the same charges."""
-        resume = bool(self.run.config["ckpt"].get("is_load"))
-        ledger: Ledger = self.world.share(open_ledger(self.plan, saved, resume=resume) if saved else None)
+        ledger: Ledger | None = None
+        if saved is not None:
+            binding = data_binding(self.run.config, self.run.seed, data)
+            name = self._name if self.plan is not None else ""
+            ledger = open_ledger(self.plan, saved, resume=self._resumes, binding=binding, name=name)
+        ledger = self.world.share(ledger)
+        assert ledger is not None
         if not self.world.main:
             ledger.path = None
         return ledger
@@ -407,7 +471,7 @@ class TrainClassifier(toolkit.TrainClassifier):
 
     def _resume(self, path: Path | None) -> int:
         """Load the checkpoint if the config asks for it and there is one; return the epochs already done."""
-        if not self.run.config["ckpt"].get("is_load"):
+        if not self._resumes:
             return 0
         found = path is not None and path.is_file()
         state = self.world.share(load_checkpoint(path, self.run.device) if found else None)  # type: ignore[arg-type]

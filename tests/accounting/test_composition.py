@@ -5,9 +5,18 @@ from __future__ import annotations
 import math
 
 import pytest
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy import stats
 
-from cords_dp.accounting import ExponentialPicks, PoissonGaussian, epsilon_bound, gaussian
+from cords_dp.accounting import (
+    TRAINING_DATA,
+    ExponentialPicks,
+    Ledger,
+    PoissonGaussian,
+    composition,
+    epsilon_bound,
+    gaussian,
+)
 from cords_dp.errors import AccountingError
 
 DPSGD = PoissonGaussian(sigma=1.5, rate=0.04, count=2250)
@@ -77,6 +86,25 @@ def test_where_prv_fails_pld_speaks():
     bound = epsilon_bound([PoissonGaussian(2.0, 0.2, 3000)], 1e-5)
     assert bound.accountant == "pld"
     assert 30 < bound.epsilon < 45
+
+
+def test_of_very_many_events_pld_speaks_and_each_kind_is_composed_once(monkeypatch):
+    """A ledger of 100,000 events: what a query does is counted, not its seconds."""
+    ledger = Ledger()
+    for number in range(100_000):
+        ledger.charge(TRAINING_DATA, "training", gaussian(900.0) if number % 100 == 0 else PoissonGaussian(12.1, 0.01))
+    composed, asked = [], []
+    real = PrivacyLossDistribution.self_compose
+    monkeypatch.setattr(
+        PrivacyLossDistribution, "self_compose", lambda pld, n: composed.append(n) or real(pld, n), raising=True
+    )
+    monkeypatch.setattr(composition, "PRVAccountant", lambda *_, **__: asked.append("prv"))
+    for _ in range(3):
+        bound = epsilon_bound(ledger.events(TRAINING_DATA), 1e-5)
+    assert (bound.accountant, composed, asked) == ("pld", [1000, 99_000], [])
+    ledger.charge(TRAINING_DATA, "training", PoissonGaussian(12.1, 0.01))
+    assert bound.epsilon < epsilon_bound(ledger.events(TRAINING_DATA), 1e-5).epsilon
+    assert len(composed) == 4
 
 
 def test_picks_are_bounded_by_rdp_only():

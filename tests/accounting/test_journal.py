@@ -135,6 +135,18 @@ def test_what_is_no_journal_is_refused(tmp_path, content):
         read(tmp_path / "j")
 
 
+def test_a_line_is_on_the_device_before_it_is_marked_as_committed(tmp_path, monkeypatch):
+    calls = []
+    pwrite, fsync = os.pwrite, os.fsync
+    with Journal.create(tmp_path / "j", HEADER) as journal:
+        monkeypatch.setattr("os.pwrite", lambda fd, data, at: calls.append(len(data)) or pwrite(fd, data, at))
+        monkeypatch.setattr("os.fsync", lambda fd: calls.append("fsync") or fsync(fd))
+        journal.append(RECORDS[0])
+        monkeypatch.undo()
+    line = (tmp_path / "j").read_bytes().splitlines(keepends=True)[1]
+    assert calls == [len(line), "fsync", 16]
+
+
 # --- failing writes ----------------------------------------------------------------------------------------
 
 

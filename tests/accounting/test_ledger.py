@@ -164,7 +164,7 @@ def test_a_hundred_thousand_charges_in_flat_memory_and_a_line_each(tmp_path, mon
         ledger.charge(TRAINING_DATA, "training", step)
     assert len(pickle.dumps(ledger)) < size + 50
     assert calls["bytes"] == charges * first < 300 * charges
-    assert calls["fsync"] <= charges + 2
+    assert charges <= calls["fsync"] <= charges + 2
     with pytest.raises(BudgetExceededError):
         ledger.charge(TRAINING_DATA, "training", step)
     assert Ledger.load(tmp_path / "l.json").events(TRAINING_DATA) == [step.with_count(charges)]

@@ -210,7 +210,9 @@ def test_public_validation_is_not_charged():
 
 
 def test_delta_defaults_below_one_over_n():
-    assert plan_for("RandomDP", delta=None).delta == 1e-5
+    """n·δ is the number of records that a mechanism of this δ might publish whole: at most a tenth."""
+    assert plan_for("RandomDP", delta=None, n=5_000, n_validation=500, batch=64).delta == 1e-5
+    assert plan_for("RandomDP", delta=None).delta == pytest.approx(0.1 / 45_000)
     assert plan_for("RandomDP", delta=None, n=1_000_000).delta == pytest.approx(1e-7)
 
 

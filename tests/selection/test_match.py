@@ -32,7 +32,7 @@ def labelled(n, shares, seed):
 
 
 def plan_for(n=3000, k=600, **changes):
-    return make_plan(n=n, k=k, batch_size=min(100, k), select_every=2, **changes)
+    return make_plan(mechanism="match", n=n, k=k, batch_size=min(100, k), select_every=2, **changes)
 
 
 EVEN, SKEWED = (1 / 3, 1 / 3, 1 / 3), (0.1, 0.3, 0.6)
@@ -299,7 +299,7 @@ def test_tails_that_noise_explains_are_empty():
 
 
 def test_one_selection_before_training(train):
-    trainer = train("GLISTERDP", train_args={"num_epochs": 5})
+    trainer = train("GLISTERDP", dss_args={"mechanism": "match"}, train_args={"num_epochs": 5})
     epochs = trainer.plan.shape.epochs
     assert [e.selects for e in epochs] == [True, False, False, False, False]
     assert trainer.spent().epsilon <= 3.0
@@ -308,7 +308,7 @@ def test_one_selection_before_training(train):
 
 
 def test_after_a_warm_start_it_selects_when_the_pool_is_first_used(train):
-    trainer = train("GLISTERDP", dss_args={"kappa": 0.5}, train_args={"num_epochs": 6})
+    trainer = train("GLISTERDP", dss_args={"mechanism": "match", "kappa": 0.5}, train_args={"num_epochs": 6})
     assert [e.selects for e in trainer.plan.shape.epochs].index(True) == 3
     assert trainer.plan.shape.rounds == 1
 
@@ -318,7 +318,7 @@ def test_steps_and_rate_do_not_depend_on_who_is_drawn(make_config, monkeypatch, 
     from cords_dp.training import TrainClassifier
 
     monkeypatch.setattr(Tilt, "chances", lambda self, scores: (np.arange(len(scores)) < kept).astype(float))
-    trainer = TrainClassifier(make_config("GLISTERDP"))
+    trainer = TrainClassifier(make_config("GLISTERDP", dss_args={"mechanism": "match"}))
     trainer.train()
     shape = trainer.plan.shape
     charged = [e for e in trainer.ledger.entries if e.phase == "training"]
@@ -330,7 +330,7 @@ def test_a_checkpoint_holds_the_tilt_and_no_members(make_config, tmp_path):
     from cords_dp.training import TrainClassifier
     from cords_dp.training.checkpoint import load_checkpoint
 
-    changes = {"ckpt": {"is_save": True, "save_every": 2}}
+    changes = {"ckpt": {"is_save": True, "save_every": 2}, "dss_args": {"mechanism": "match"}}
     trainer = TrainClassifier(make_config("GLISTERDP", **changes))
     trainer.train()
     (path,) = tmp_path.rglob("model.pt")
@@ -347,22 +347,35 @@ def test_a_checkpoint_holds_the_tilt_and_no_members(make_config, tmp_path):
     assert resumed.progress.source.selections.selector.released.strength == strength
 
 
-def test_a_run_interrupted_before_its_first_checkpoint_says_that_its_selection_is_spent(make_config, monkeypatch):
-    """Found in review: resuming it would have kept the untrained model as the result."""
-    from cords_dp.errors import BudgetExceededError
+@pytest.mark.parametrize("mechanism", ["align", "match", "threshold", "top_k", "exponential"])
+def test_a_run_interrupted_before_its_first_checkpoint_goes_on_with_what_was_released(
+    make_config, monkeypatch, mechanism
+):
+    """Its selection is spent, but what it released is on record: it is neither drawn nor charged again."""
     from cords_dp.training import TrainClassifier
     from cords_dp.training import stepping as module
 
     class Crashing(module.PrivateEngine):
         def step(self, *batch):
-            raise RuntimeError("crash in the first step")
+            if self.steps == 0:
+                raise RuntimeError("crash in a step")
+            self.steps -= 1
+            super().step(*batch)
 
+    changes = {"dss_args": {"mechanism": mechanism, "select_every": 1}, "train_args": {"num_epochs": 6}}
+    Crashing.steps = 2 * 4 + 1  # in the third epoch, after a selection
     with monkeypatch.context() as patch:
         patch.setattr(module, "PrivateEngine", Crashing)
         with pytest.raises(RuntimeError, match="crash"):
-            TrainClassifier(make_config("GLISTERDP", ckpt={"is_save": True})).train()
-    with pytest.raises(BudgetExceededError):
-        TrainClassifier(make_config("GLISTERDP", ckpt={"is_save": True, "is_load": True})).train()
+            TrainClassifier(make_config("GLISTERDP", ckpt={"is_save": True, "save_every": 6}, **changes)).train()
+    saving = {"is_save": True, "is_load": True, "save_every": 6}
+    resumed = TrainClassifier(make_config("GLISTERDP", ckpt=saving, **changes))
+    resumed.train()
+    assert resumed.ledger.attempts == 1
+    assert resumed.spent().epsilon <= 3.0
+    assert resumed.history.last("tst_acc") > 0.1
+    planned = merge([e.event for e in resumed.plan.entries() if e.phase == "selection"])
+    assert merge(resumed.ledger.events(TRAINING_DATA, "selection")) == planned  # each selection once
 
 
 @pytest.mark.parametrize("changes", [{"score": "el2n"}, {"selection_type": "PerClass"}])

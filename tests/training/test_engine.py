@@ -390,7 +390,7 @@ def test_views_are_averaged_before_clipping(mode, piece, monkeypatch):
         gradient = torch.cat([g.reshape(-1) for g in torch.autograd.grad(loss, list(reference.parameters()))])
         total += gradient * min(1.0, 0.5 / float(gradient.norm()))
     before = flat(model)
-    views = module.Views(3, torch.Generator())
+    views = module.Views(3, np.random.default_rng(0))
     PrivateEngine(
         model, torch.optim.SGD(model.parameters(), lr=1.0), CE, sigma=0.0, max_grad_norm=0.5, batch_size=1, mode=mode,
         max_physical_batch_size=piece, views=views,
@@ -402,7 +402,7 @@ def test_ghost_clipping_cannot_average_views():
     with pytest.raises(UnsupportedModelError, match="views"):
         PrivateEngine(
             small_net(), torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0), CE, sigma=0.0, max_grad_norm=1.0,
-            batch_size=1, mode="ghost", views=Views(2, torch.Generator()),
+            batch_size=1, mode="ghost", views=Views(2, np.random.default_rng(0)),
         )  # fmt: skip
 
 

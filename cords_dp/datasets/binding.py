@@ -1,0 +1,41 @@
+"""Which data a run is on, as a digest of public facts: a ledger is continued on the same data and split only."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from torch.utils.data import Dataset, Subset
+
+from cords_dp.config import to_plain
+from cords_dp.datasets.arrays import ArrayDataset, Splits
+from cords_dp.datasets.own import GuardedDataset
+
+
+def data_binding(config: Mapping[str, Any], seed: int | None, data: Splits) -> str:
+    """A digest of the dataset section, the seed of the split, and which rows are in D and in V.
+
+    Nothing about the records themselves goes in: a digest of private values could be tried out. So of datasets that the
+    user hands over without saying which rows of what they are, only the kind and the size are known.
+    """
+    section = {key: value for key, value in to_plain(config["dataset"]).items() if key != "datadir"}
+    facts = [section, seed, _rows(data.train), _rows(data.validation), data.num_classes]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _rows(dataset: Dataset) -> list[Any]:
+    size = len(dataset)  # type: ignore[arg-type]
+    if isinstance(dataset, ArrayDataset):
+        return ["rows", size, _digest(dataset.rows.numpy())]
+    if isinstance(dataset, GuardedDataset):
+        return _rows(dataset.source)
+    if isinstance(dataset, Subset):
+        return ["subset", size, _digest(np.asarray(dataset.indices)), _rows(dataset.dataset)]
+    return [type(dataset).__name__, size]
+
+
+def _digest(indices: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(indices, dtype=np.int64).tobytes()).hexdigest()

@@ -1,0 +1,298 @@
+"""`align`: records are drawn as often as the validation set asks for their kind, seen through the released model.
+
+GLISTER asks, again and again, which records the validation set wants, seen by today's model. Here a record's *kind* is
+its label and the class that the released model predicts for it. Before training only labels are counted; at each look
+later, the table of kinds, in D and in V. What D has too little of is drawn more often, what D has too much of less: a
+cut class is a label with too few records, a wrong label is a record whose prediction does not go with it as in V.
+
+What is released is a noisy table of D and one of V. All else follows from them:
+
+* ``r[kind]``, the ratio of V's share to D's, is shrunk towards 1 by empirical Bayes: as much as its noise calls for,
+  and altogether to 1 where the tables differ by no more than noise and sampling explain.
+* A record stays in a batch with the chance p = min(1, κ·r[kind]). κ is such that the cap at 1 costs a quarter of what V
+  asks for: matching V exactly would spend the batch on a few rare records.
+* The concentration c, how much more often than in a uniform draw a record may come, is chosen at the first look, from a
+  few values that the plan has paid for. It trades signal for noise: 1 where nothing differs, which is a uniform draw
+  from all records with nothing left out, and more the more D and V differ.
+
+Formal guarantees
+-----------------
+Unit: one record of D, zero-out. A record lies in exactly one cell of a table, a null record (or one whose prediction is
+not finite) in none, so a table has L2 sensitivity 1. Each selection releases one table of D and one of V, a Gaussian
+event on each; the predictions are those of released weights. The rest is post-processing.
+
+A step computes Σ_j b_j·s_j·clip_C(∇ℓ_j) + noise with fresh coins b_j ~ Bernoulli(q), s_j ~ Bernoulli(p_j). p_j is a
+function of record j and of released values, so the step is dominated by the event (q, σ): the argument of `match`. The
+branch (q_c, σ_c) is chosen by released values among branches that were fixed before data was read; all its steps
+together are one `BranchMaximum`. Chances and batches are secret state.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, gaussian
+from cords_dp.config.settings import PrivacySettings, SubsetSettings
+from cords_dp.config.values import whole
+from cords_dp.errors import ConfigError
+from cords_dp.mechanisms.releases import Releases
+from cords_dp.planning.mechanism import Mechanism, Release, SelectionNoise
+from cords_dp.planning.schedule import EpochPlan, Sizes, subset_schedule
+from cords_dp.selection.context import Records, SelectionContext, Selector, Weights
+from cords_dp.selection.last_layer import check_selection_type
+from cords_dp.selection.pool import Pool
+from cords_dp.selection.scores import get_score
+
+_TABLE, _VALIDATION = "table", "validation table"
+_LOST = 0.25  # share of V's mass that the cap at 1 may cost
+_CONCENTRATIONS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.5)
+_BEFORE = 0.5  # exponent of the class ratio while only labels are known: they cannot tell shift from label noise
+_READABLE = 2.0  # a cell of D counts as read above this many deviations of its noise
+_RECORDS_PER_CELL = 4.0  # in deviations of a cell's noise; with fewer, predictions are only told right from wrong
+
+
+@dataclass(frozen=True, kw_only=True)
+class Align(Mechanism):
+    """Looks at labels before training and at predictions when CORDS' ``select_every`` says so.
+
+    looks: how many of these re-selections look at the records; more looks are noisier each.
+    score, selection_type: as in CORDS' GLISTER; only its own score, for all records together.
+    """
+
+    name: ClassVar[str] = "align"
+    summary: ClassVar[str] = (
+        "little: every step draws the kinds of records that the validation set asks for, inside the training "
+        "mechanism; a few noisy tables of labels and predictions are released"
+    )
+    suits_whom: ClassVar[str] = "whoever wants the model: shift, wrong labels, both or neither"
+    secret_pool: ClassVar[bool] = True
+    default_split: ClassVar[float] = 0.9
+    privacy_keys: ClassVar[frozenset[str]] = frozenset({"split", "validation_noise"})
+    uses_average: ClassVar[bool] = True
+
+    looks: int = 3
+    score: str = "glister"
+    selection_type: str = "Supervised"
+
+    @classmethod
+    def suits(cls, keys: Mapping[str, Any]) -> bool:
+        return keys.get("score") in (None, "glister")
+
+    @property
+    def reads_validation(self) -> bool:
+        return True
+
+    def check(self, privacy: PrivacySettings, subset: SubsetSettings) -> None:
+        whole("dss_args.looks", self.looks)
+        get_score(self.score)
+        check_selection_type(self.selection_type)
+        if self.score != "glister" or self.selection_type == "PerClass":
+            raise ConfigError(
+                "dss_args.mechanism",
+                self.name,
+                "weighs labels and predictions by itself; for another score or per-class quotas use 'threshold'",
+            )
+        if privacy.composition == "basic":
+            raise ConfigError(
+                "privacy.composition", "basic", f"{self.name!r} is composed with training jointly; use 'joint'"
+            )
+
+    def schedule(self, sizes: Sizes, subset: SubsetSettings, epochs: int) -> tuple[EpochPlan, ...]:
+        """Labels before the first epoch of its own, then looks; from the first look on the branch decides."""
+        first = int(subset.kappa * epochs) + 1
+        looks = [e for e in range(first + 1, epochs + 1) if (e - 1) % subset.select_every == 0][: self.looks]
+        plain = subset_schedule(
+            sizes,
+            subset,
+            epochs,
+            rate=sizes.batch_size / sizes.n,
+            selects=lambda epoch, start: epoch == start or epoch in looks,
+        )
+        return tuple(
+            EpochPlan(e.pool, e.steps, e.rate, e.selects, branched=bool(looks) and number >= looks[0])
+            for number, e in enumerate(plain, 1)
+        )
+
+    def concentrations(self, sizes: Sizes) -> tuple[float, ...]:
+        return tuple(c for c in _CONCENTRATIONS if c * sizes.k <= sizes.n)
+
+    def draws_from(self, n: int, k: int) -> int:
+        return n
+
+    def releases(self, noise: SelectionNoise, privacy: PrivacySettings, sizes: Sizes) -> tuple[Release, ...]:
+        words = "counts of records by label and prediction; 1 (one cell)"
+        on_v = None if noise.on_validation is None else gaussian(noise.on_validation)
+        return (
+            Release(_TABLE, TRAINING_DATA, gaussian(noise.on_training), 1.0, words),
+            Release(_VALIDATION, VALIDATION_DATA, on_v, 1.0, words),
+        )
+
+    def price_in_words(self, price: Callable[[float], float], sizes: Sizes, rate: float) -> str:
+        highest = self.concentrations(sizes)[-1]
+        return (
+            "That is the price where training and validation data do not differ: the draw is then uniform. Where they "
+            f"do, records may be drawn up to {highest:g} times as often, with more noise, as the tables advise."
+        )
+
+    def build(self, context: SelectionContext) -> Selector:
+        return AlignSelector(self, context)
+
+
+class AlignSelector:
+    """Hands over all records with their chances, and the branch."""
+
+    def __init__(self, mechanism: Align, context: SelectionContext):
+        self.mechanism, self.context = mechanism, context
+        self._labels: tuple[np.ndarray, np.ndarray] | None = None  # shares of D, ratios, of labels
+        self._chances: np.ndarray | None = None  # by label and group
+        self._branch: int | None = None
+        self._weights: Weights = {}
+
+    def select(self, weights: Weights, releases: Releases) -> Pool:
+        self._weights = weights
+        sigma_d, sigma_v = releases.noise_multiplier(_TABLE), releases.noise_multiplier(_VALIDATION)
+        groups = 1 if self._labels is None else self._groups(sigma_d)
+        kinds = self._kinds(self.context.training, weights, groups)
+        on_d = releases.gaussian(_TABLE, self._table(kinds, groups))
+        assert self.context.validation is not None
+        of_v = self._kinds(self.context.validation, weights, groups)
+        on_v = releases.gaussian(_VALIDATION, self._table(of_v, groups))
+        if self._labels is None:
+            self._look_at_labels(on_d[:, 0], on_v[:, 0], sigma_d, sigma_v)
+        else:
+            self._look(on_d, on_v, sigma_d, sigma_v)
+        return self._pool(kinds)
+
+    def state(self) -> dict[str, Any]:
+        assert self._labels is not None
+        assert self._chances is not None
+        return {
+            "weights": dict(self._weights),
+            "shares": torch.from_numpy(self._labels[0]),
+            "ratios": torch.from_numpy(self._labels[1]),
+            "chances": torch.from_numpy(self._chances),
+            "branch": -1 if self._branch is None else self._branch,
+        }
+
+    def restore(self, state: dict[str, Any]) -> Pool:
+        self._weights = state["weights"]
+        self._labels = state["shares"].numpy(), state["ratios"].numpy()
+        self._chances = state["chances"].numpy()
+        self._branch = None if state["branch"] < 0 else int(state["branch"])
+        return self._pool(self._kinds(self.context.training, self._weights, self._chances.shape[1]))
+
+    # -- records --------------------------------------------------------------------------------------
+
+    def _groups(self, sigma: float) -> int:
+        """Columns of the table: every predicted class, or right and wrong where cells would be mostly noise."""
+        classes = self.context.num_classes
+        return classes if self.context.plan.shape.n >= _RECORDS_PER_CELL * sigma * classes**2 else 2
+
+    def _kinds(self, records: Records, weights: Weights, groups: int) -> np.ndarray:
+        """The cell of each record, −1 for none: a function of that record and of released weights."""
+        seen = records.at(weights, linear_layer=False)
+        labels, predicted = seen.labels.cpu().numpy(), seen.logits.argmax(dim=1).cpu().numpy()
+        classes = self.context.num_classes
+        group = np.zeros_like(labels) if groups == 1 else predicted if groups == classes else labels != predicted
+        known = torch.isfinite(seen.logits).all(dim=1).cpu().numpy() & (labels >= 0) & (labels < classes)
+        return np.where(known, labels * groups + group, -1)
+
+    def _table(self, kinds: np.ndarray, groups: int) -> np.ndarray:
+        classes = self.context.num_classes
+        counts = np.bincount(kinds[kinds >= 0], minlength=classes * groups)
+        return counts.reshape(classes, groups).astype(np.float64)
+
+    def _pool(self, kinds: np.ndarray) -> Pool:
+        assert self._chances is not None
+        chances = np.where(kinds >= 0, self._chances.ravel()[np.maximum(kinds, 0)], 0.0)
+        return Pool(np.arange(len(kinds)), chances=chances, branch=self._branch or 0)
+
+    # -- post-processing of noisy tables ------------------------------------------------------------------
+
+    def _look_at_labels(self, on_d: np.ndarray, on_v: np.ndarray, sigma_d: float, sigma_v: float) -> None:
+        (shares,), (ratio,) = table_ratios(on_d[None], on_v[None], sigma_d, sigma_v)
+        self._labels = shares, ratio
+        _, chances = best_branch(shares, _normalised(shares, ratio**_BEFORE), [(1.0, 1.0)])
+        self._chances = chances[:, None]
+
+    def _look(self, on_d: np.ndarray, on_v: np.ndarray, sigma_d: float, sigma_v: float) -> None:
+        assert self._labels is not None
+        shares, ratio = self._labels
+        within, tilt = table_ratios(on_d, on_v, sigma_d, sigma_v)
+        joint = shares[:, None] * within
+        joint = (joint / joint.sum()).ravel()
+        wanted = _normalised(joint, (ratio[:, None] * tilt).ravel())
+        options = [(b.concentration, b.sigma) for b in self.context.plan.branches] or [(1.0, 1.0)]
+        if self._branch is None:
+            self._branch, chances = best_branch(joint, wanted, options)
+        else:  # the steps that were charged together stay in their branch
+            _, chances = best_branch(joint, wanted, [options[self._branch]])
+        self._chances = chances.reshape(on_d.shape)
+
+
+def table_ratios(on_d: np.ndarray, on_v: np.ndarray, sigma_d: float, sigma_v: float) -> tuple[np.ndarray, np.ndarray]:
+    """For each row of two noisy tables: D's shares, and the ratio of V's shares to them, shrunk towards 1.
+
+    Empirical Bayes: a ratio is 1 + e with e of mean 0 and variance ω², measured with an error of known variance. ω² is
+    the mean of (ratio − 1)² over the records of D less what noise and sampling explain; at 0 every ratio is 1.
+    """
+    groups = on_d.shape[1]
+    size_d = np.maximum(on_d.sum(axis=1, keepdims=True), max(1.0, sigma_d * groups**0.5))
+    size_v = np.maximum(on_v.sum(axis=1, keepdims=True), max(1.0, sigma_v * groups**0.5))
+    seen = np.maximum(on_d, 0.0) / size_d
+    floor = max(_READABLE * sigma_d, 1e-9)
+    d = np.maximum(on_d, floor) / size_d  # a ratio to a count within noise is capped, not believed
+    v = on_v / size_v
+    ratio = v / d
+    error_d = (sigma_d / size_d) ** 2 + seen / size_d
+    error_v = (sigma_v / size_v) ** 2 + np.maximum(np.maximum(v, seen), 1 / size_v) / size_v
+    error = (error_v + ratio**2 * error_d) / d**2
+    explained = ((sigma_v / size_v) ** 2 + d / size_v + error_d) / d**2  # E(ratio − 1)² where nothing differs
+    readable = np.where(on_d > floor, on_d, 0.0)
+    spread = float((readable * ((ratio - 1) ** 2 - explained)).sum() / max(readable.sum(), 1.0))
+    shrunk = np.clip(1 + (ratio - 1) * spread / (spread + error), 0.0, None) if spread > 0 else np.ones_like(ratio)
+    shares = seen / np.maximum(seen.sum(axis=1, keepdims=True), 1e-9)
+    return shares, shrunk / np.maximum((shares * shrunk).sum(axis=1, keepdims=True), 1e-3)
+
+
+def best_branch(
+    shares: np.ndarray, ratio: np.ndarray, branches: Sequence[tuple[float, float]]
+) -> tuple[int, np.ndarray]:
+    """The best of the branches (c, σ_c), ties to the first, and each cell's chance there; Σ shares·ratio = 1.
+
+    A chance is min(1, κ·ratio), κ the smaller of two: at one the cap costs a share of V's mass, at the other a
+    share 1/c of D stays, so that a batch has about its expected size. Worth of a branch: the share β times the log of
+    signal to noise, less the divergence of what is drawn from V.
+    """
+    wanted = shares * ratio
+    match = 1 / _rising(lambda x: float((shares * np.minimum(x, ratio)).sum()), 1 - _LOST)
+    reachable = (1 - 1e-9) * float(shares[ratio > 0].sum())
+    best, worth = (0, np.ones_like(ratio)), -math.inf
+    for number, (c, sigma) in enumerate(branches):
+        fill = _rising(lambda x: float((shares * np.minimum(1.0, x * ratio)).sum()), min(1 / c, reachable))
+        chances = np.minimum(1.0, min(match, fill) * ratio)
+        kept, asked = float((shares * chances).sum()), wanted > 0
+        value = (_LOST - 1) * math.log(max(kept, 1e-12)) + _LOST * math.log(c / sigma)
+        value += float((wanted[asked] * np.log(np.maximum(chances[asked], 1e-12))).sum())
+        if value > worth + 1e-9:
+            best, worth = (number, chances), value
+    return best
+
+
+def _normalised(shares: np.ndarray, ratio: np.ndarray) -> np.ndarray:
+    return ratio / max(float((shares * ratio).sum()), 1e-9)
+
+
+def _rising(function: Callable[[float], float], wanted: float) -> float:
+    """Where a rising function reaches a value, by bisection on a logarithmic scale."""
+    low, high = 1e-9, 1e9
+    for _ in range(100):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if function(middle) < wanted else (low, middle)
+    return high

@@ -1,0 +1,603 @@
+"""The mutants: privacy bugs as patches of the package's own source, each with the tests that have to notice it.
+
+A patch is exact text, found once in its file, and what stands there instead. If a change of the package makes a patch
+unfit, `run.py` refuses it: say then how the same bug would look in the new code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_TESTS = "tests/"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """``bug``: what is wrong, in words. ``patches``: (old text, new text) in ``file``. ``tests``: pytest ids."""
+
+    name: str
+    bug: str
+    file: str
+    patches: tuple[tuple[str, str], ...]
+    tests: tuple[str, ...]
+
+
+def _mutant(name: str, bug: str, file: str, *patches_and_tests: tuple[str, str] | str) -> Mutant:
+    patches = tuple(part for part in patches_and_tests if isinstance(part, tuple))
+    tests = tuple(_TESTS + part for part in patches_and_tests if isinstance(part, str))
+    return Mutant(name, bug, "cords_dp/" + file, patches, tests)
+
+
+ENGINE, MODES = "training/test_engine.py::", "training/test_modes.py::"
+TRAINER, SEEDING = "training/test_trainer.py::", "test_seeding.py::"
+KILLERS, REPLAY = "mutants/test_killers.py::", "replay/test_replay.py::"
+PLAN, LEDGER, JOURNAL = "planning/test_plan.py::", "accounting/test_ledger.py::", "accounting/test_journal.py::"
+MATCH, THRESHOLD = "selection/test_match.py::", "selection/test_threshold.py::"
+GLISTER, PICKS = "selection/test_exponential.py::", "mechanisms/test_exponential.py::"
+NOISE, QUANTILE, POISSON = (
+    "mechanisms/test_noise.py::",
+    "mechanisms/test_quantile.py::",
+    "dataloaders/test_poisson.py::",
+)
+
+_NOISE = [
+    _mutant(
+        "float32-box-muller", "noise of a step by torch.normal in float32, which ends at 5.77 deviations",
+        "training/noisy_sum.py",
+        ("z = self.noise(tuple(p.shape))", "z = torch.normal(0.0, 1.0, tuple(p.shape)).numpy().astype(np.float64)"),
+        ENGINE + "test_noise_beyond_what_float32_normals_reach_is_added_as_it_is",
+    ),
+    _mutant(
+        "float32-selection-noise", "normals of selections from 24-bit uniforms", "mechanisms/noise.py",
+        ("    if not secure:\n        return rng.standard_normal(shape)",
+         "    if not secure:\n        return rng.standard_normal(shape, dtype=np.float32).astype(np.float64)"),
+        KILLERS + "test_standard_normals_have_all_digits_of_float64",
+    ),
+    _mutant(
+        "sum-in-float32", "the clipped sum is rounded to float32 before its noise", "training/noisy_sum.py",
+        ("        total = total.double()\n", "        total = total.float()\n"),
+        KILLERS + "test_the_sum_of_a_step_is_exact_to_float64",
+    ),
+    _mutant(
+        "mersenne-twister", "a generator whose state an observer can solve for", "mechanisms/noise.py",
+        ('return np.random.Generator(AESCounter(key=int.from_bytes(key, "little")))',
+         'return np.random.Generator(np.random.MT19937(int.from_bytes(key, "little")))'),
+        KILLERS + "test_generators_are_keyed_ciphers",
+    ),
+    _mutant(
+        "seeded-noise", "the seed of the run, guessable, decides noise and masks", "seeding.py",
+        ("        if self.reproducible:\n", "        if self.reproducible or self.seed is not None:\n"),
+        SEEDING + "test_a_seed_fixes_nothing_secret",
+    ),
+    _mutant(
+        "32-bit-entropy", "the operating system is asked for 32 bits", "seeding.py",
+        ("return secrets.token_bytes(_ENTROPY_BYTES)", "return secrets.token_bytes(4)"),
+        SEEDING + "test_the_secret_root_has_256_bits_and_the_key_is_full",
+    ),
+    _mutant(
+        "attempt-not-in-key", "a resumed run replays masks and noise: the key forgets the attempt", "seeding.py",
+        ("stream, self.attempt, self.context, rank])", "stream, self.context, rank])"),
+        SEEDING + "test_streams_attempts_contexts_and_ranks_are_separate",
+    ),
+    _mutant(
+        "attempt-not-handed-over", "a resumed run replays masks and noise: the trainer does not count attempts",
+        "training/trainer.py",
+        ("attempt=self.ledger.attempts,", "attempt=0,"),
+        KILLERS + "test_a_resumed_run_draws_other_masks_and_noise",
+    ),
+    _mutant(
+        "step-noise-without-clip-norm", "noise σ instead of σ·C", "training/noisy_sum.py",
+        ("(self.noise_multiplier * self.max_grad_norm)", "self.noise_multiplier"),
+        ENGINE + "test_noise_scale_within_one_percent",
+    ),
+    _mutant(
+        "release-noise-without-sensitivity", "noise σ instead of σ·Δ on what a selection releases",
+        "mechanisms/gaussian.py",
+        ("* (noise_multiplier * sensitivity)", "* noise_multiplier"),
+        NOISE + "test_a_release_adds_scaled_normals",
+    ),
+    _mutant(
+        "half-sigma", "the engine is given half the noise of the plan", "training/stepping.py",
+        ("sigma=plan.sigma,", "sigma=plan.sigma / 2,"),
+        TRAINER + "test_sampler_optimizer_and_accountant_agree",
+    ),
+    _mutant(
+        "missing-sigma-is-zero", "a noise multiplier that got lost means no noise", "mechanisms/gaussian.py",
+        ("    if noise_multiplier is None or not (math.isfinite(noise_multiplier) and noise_multiplier > 0):",
+         "    noise_multiplier = noise_multiplier or 0.0\n    if not math.isfinite(noise_multiplier):"),
+        NOISE + "test_a_release_without_a_noise_multiplier_is_refused",
+    ),
+    _mutant(
+        "missing-engine-sigma-is-zero", "the engine takes a lost noise multiplier for 0", "training/engine.py",
+        ("        _check_noise(sigma, max_grad_norm, noise)\n", "        sigma = sigma or 0.0\n"),
+        ENGINE + "test_a_noise_multiplier_that_is_no_number_is_refused",
+    ),
+    _mutant(
+        "noise-for-every-piece", "each piece of a large batch takes a noisy step of its own", "training/engine.py",
+        ("do_skip=number < len(pieces) - 1", "do_skip=False"),
+        ENGINE + "test_noise_is_added_once_however_many_pieces",
+    ),
+    _mutant(
+        "no-noise-for-pieces", "batches in several pieces get no noise", "training/engine.py",
+        ("        for number, piece in enumerate(pieces):\n",
+         "        for number, piece in enumerate(pieces):\n"
+         "            self.optimizer.noise = self.optimizer.noise if len(pieces) == 1 else None\n"),
+        ENGINE + "test_noise_is_added_once_however_many_pieces",
+    ),
+    _mutant(
+        "noise-by-every-rank", "each process adds noise: the step has not the law of one process",
+        "training/noisy_sum.py",
+        ("if self.noise is not None and self.world.main:", "if self.noise is not None:"),
+        ENGINE + "test_rank_0_alone_adds_noise_before_the_sums_are_added_up",
+    ),
+]  # fmt: skip
+
+_CLIPPING = [
+    _mutant(
+        "probe-at-large-clip-norm", "modes are tried where nothing is clipped, so wrong norms pass",
+        "training/modes.py",
+        ("    low = _FAR_BELOW * reference.shortest\n", "    low = 1e9\n"),
+        MODES + "test_the_probe_alone_finds_norms_that_miss_a_part",
+    ),
+    _mutant(
+        "probe-accepts-anything", "a mode with wrong gradients is admitted: records may mix", "training/modes.py",
+        ("if not float(wrong.norm()) <= allowed:", "if False:"),
+        MODES + "test_models_that_mix_records_get_no_mode",
+    ),
+    _mutant(
+        "weights-used-twice", "ghost clipping does not look whether a weight was used twice", "training/engine.py",
+        ("        refuse_weights_used_twice(losses, self.optimizer.params)\n", ""),
+        MODES + "test_a_weight_that_some_records_use_twice_stops_the_step",
+    ),
+    _mutant(
+        "float32-norms", "norms accumulated in float32, which understates them", "mechanisms/clipping.py",
+        ("    width = max(1, min(flat.shape[1], _TILE))\n",
+         "    return torch.linalg.vector_norm(flat, dim=1).double()\n    width = 1\n"),
+        ENGINE + "test_a_contribution_of_millions_of_elements_stays_within_the_clip_norm",
+    ),
+    _mutant(
+        "no-slack", "nothing is left for rounding when gradients are clipped", "mechanisms/clipping.py",
+        ("    return 4 * torch.finfo(dtype).eps + elements * torch.finfo(torch.float64).eps", "    return 0.0"),
+        ENGINE + "test_a_contribution_stays_within_the_clip_norm_whatever_its_size",
+        REPLAY + "test_a_step_moves_by_at_most_the_clip_norm",
+        ENGINE + "test_slack_grows_with_the_number_of_elements",
+    ),
+    _mutant(
+        "factors-rounded-up", "clip factors are rounded to nearest, which may lift a bound", "mechanisms/clipping.py",
+        ("    return torch.where(rounded.to(factors.dtype) > factors, below, rounded)", "    return rounded"),
+        ENGINE + "test_factors_are_rounded_down",
+    ),
+    _mutant(
+        "nothing-clipped", "the clip factor is at least 1 instead of at most 1", "mechanisms/clipping.py",
+        (".clamp(max=1.0)\n    return", ".clamp(min=1.0)\n    return"),
+        ENGINE + "test_clipped_norms_never_exceed_the_bound",
+    ),
+    _mutant(
+        "factor-above-one", "short gradients are lengthened to C: min(1, C/norm) lost its 1", "mechanisms/clipping.py",
+        (".clamp(max=1.0)\n    return", "\n    return"),
+        ENGINE + "test_a_noiseless_step_is_the_clipped_sum_over_the_public_batch_size",
+    ),
+    _mutant(
+        "clip-norm-doubled", "single gradients are clipped to 2C", "training/noisy_sum.py",
+        ("clip_factors(norms, self.max_grad_norm,", "clip_factors(norms, 2 * self.max_grad_norm,"),
+        ENGINE + "test_a_contribution_stays_within_the_clip_norm_whatever_its_size",
+    ),
+    _mutant(
+        "clip-norm-doubled-in-sums", "ghost clipping and the closed form clip to 2C", "training/engine.py",
+        ("clip_factors(norms, self.max_grad_norm,", "clip_factors(norms, 2 * self.max_grad_norm,"),
+        ENGINE + "test_a_contribution_stays_within_the_clip_norm_whatever_its_size",
+    ),
+    _mutant(
+        "bias-not-measured", "the closed form forgets the bias when it measures a gradient", "training/engine.py",
+        ("row_norms(r) * lengths.square().add(1).sqrt()", "row_norms(r) * lengths"),
+        ENGINE + "test_a_contribution_stays_within_the_clip_norm_whatever_its_size",
+    ),
+    _mutant(
+        "nan-rows-let-through", "records that are not finite stay in the sum", "mechanisms/clipping.py",
+        ("    return torch.where(kept.reshape(-1, *[1] * (rows.dim() - 1)), rows, torch.zeros_like(rows))",
+         "    return rows"),
+        ENGINE + "test_a_record_that_is_not_finite_contributes_nothing",
+    ),
+    _mutant(
+        "batch-norm-let-through", "BatchNorm, which mixes records, is not replaced", "models/private.py",
+        ("    replaced = []\n", "    return model, []\n    replaced = []\n"),
+        KILLERS + "test_batch_norm_does_not_stay",
+    ),
+    _mutant(
+        "buffers-let-through", "running statistics of records leave with the model", "models/private.py",
+        ("    for name, _ in fixed.named_buffers():\n", "    for name, _ in ():\n"),
+        KILLERS + "test_a_model_with_buffers_is_refused",
+    ),
+    _mutant(
+        "weights-not-clamped", "the engine multiplies clipped gradients by weights above 1", "training/engine.py",
+        ("weights.nan_to_num(0.0).clamp(0.0, 1.0)", "weights.nan_to_num(0.0)"),
+        ENGINE + "test_a_weight_cannot_lift_a_record_above_the_clip_norm",
+    ),
+    _mutant(
+        "realised-batch-size", "the step is divided by the size of the batch, which is secret", "training/engine.py",
+        ("        pieces = list(_pieces(len(y), self.piece))\n",
+         "        pieces = list(_pieces(len(y), self.piece))\n"
+         "        self.optimizer.expected_batch_size = max(1, len(y))\n"),
+        ENGINE + "test_a_noiseless_step_is_the_clipped_sum_over_the_public_batch_size",
+    ),
+    _mutant(
+        "empty-batch-no-step", "an empty batch takes no step, which shows that it was empty", "training/engine.py",
+        ("        pieces = list(_pieces(len(y), self.piece))\n",
+         "        if not len(y):\n            return\n        pieces = list(_pieces(len(y), self.piece))\n"),
+        ENGINE + "test_an_empty_batch_still_steps_with_noise",
+    ),
+]  # fmt: skip
+
+_DRAWN = "drawn = np.flatnonzero(rng.random(len(pool)) < rates)[world.rank :: world.size]"
+_LOOP = f"    for _ in range(steps):\n        {_DRAWN}\n"
+_SAMPLING = [
+    _mutant(
+        "fixed-size-batches", "shuffled batches of one size instead of Poisson batches", "dataloaders/poisson.py",
+        (_DRAWN, "drawn = np.sort(rng.permutation(len(pool))[: round(rate * len(pool))])[world.rank :: world.size]"),
+        POISSON + "test_batch_sizes_vary_as_sums_of_independent_coins",
+    ),
+    _mutant(
+        "one-mask-for-all-steps", "coins are drawn once and used in every step", "dataloaders/poisson.py",
+        (_LOOP, f"    mask = rng.random(len(pool))\n{_LOOP.replace('rng.random(len(pool))', 'mask')}"),
+        POISSON + "test_every_record_falls_into_batches_at_the_rate",
+    ),
+    _mutant(
+        "shared-coin", "one coin decides about all records of a batch", "dataloaders/poisson.py",
+        (_DRAWN, _DRAWN.replace("rng.random(len(pool))", "np.full(len(pool), rng.random())")),
+        POISSON + "test_two_records_are_included_independently",
+    ),
+    _mutant(
+        "empty-batches-skipped", "empty batches are left out, so the number of steps tells", "dataloaders/poisson.py",
+        (_LOOP, _LOOP + "        if not len(drawn):\n            continue\n"),
+        POISSON + "test_the_number_of_batches_is_public_even_when_all_are_empty",
+    ),
+    _mutant(
+        "chances-ignored-rate-up", "records stay with chances scaled to mean 1, above the charged rate",
+        "dataloaders/poisson.py",
+        ("rate * pool.chances", "np.minimum(1, rate * pool.chances / pool.chances.mean())"),
+        MATCH + "test_every_batch_draws_by_fresh_coins_and_fixed_pools_are_caught",
+    ),
+    _mutant(
+        "ranks-repeat-records", "every process takes all records of the mask: each counts several times",
+        "dataloaders/poisson.py",
+        (_DRAWN, "drawn = np.flatnonzero(rng.random(len(pool)) < rates)"),
+        "experiments/test_sweep.py::test_ranks_share_out_one_mask",
+    ),
+    _mutant(
+        "ranks-draw-own-masks", "every process draws a mask of its own: each record has several chances",
+        "training/trainer.py",
+        ('self._batch_coins = streams.numpy("batches")',
+         'self._batch_coins = streams.numpy("batches", rank=self.world.rank)'),
+        KILLERS + "test_ranks_draw_one_mask",
+    ),
+    _mutant(
+        "weights-and-chances-above-one", "a pool may hold weights and chances above 1", "selection/pool.py",
+        ("if not ((values >= 0) & (values <= 1)).all():", "if not (values >= 0).all():"),
+        MATCH + "test_no_chance_or_weight_lifts_a_record_above_what_is_charged",
+    ),
+    _mutant(
+        "duplicates-in-pool", "a record may be in the pool twice", "selection/pool.py",
+        ("np.unique(indices).size < indices.size", "False"),
+        KILLERS + "test_a_pool_holds_each_record_once",
+    ),
+    _mutant(
+        "tilt-chances-above-one", "match keeps records with chances above 1", "selection/match.py",
+        ("return np.exp(np.minimum(0.0, self.log_fill + self.strength * scores))",
+         "return np.exp(self.log_fill + self.strength * scores)"),
+        MATCH + "test_rates_and_weights_are_probabilities",
+    ),
+    _mutant(
+        "rate-uncharged", "match is charged B/n although it draws at c·B/n", "planning/plan.py",
+        ("rate=epoch.rate, count=epoch.steps)",
+         "rate=min(epoch.rate, self.shape.batch_size / self.shape.n), count=epoch.steps)"),
+        PLAN + "test_step_events_are_those_of_the_schedule",
+    ),
+    _mutant(
+        "amplification-for-everyone", "a secret subset is claimed for strategies that draw none",
+        "planning/calibrate.py",
+        ('if subset.secret_subset and (strategy != "RandomDP" or subset.kappa):', "if False:"),
+        PLAN + "test_amplification_is_for_one_uniform_subset_only",
+    ),
+    _mutant(
+        "secret-subset-of-exactly-k", "amplification by coins is claimed for a subset of fixed size",
+        "dataloaders/private.py",
+        ("self.current = Pool(np.flatnonzero(coins.random(plan.shape.n) < plan.inclusion))",
+         "self.current = Pool(coins.choice(plan.shape.n, size=plan.shape.k, replace=False))"),
+        KILLERS + "test_a_secret_subset_is_drawn_by_coins",
+    ),
+]  # fmt: skip
+
+_COUNT = "        self._count(release, 1)\n        return gaussian_release("
+_SELECTION = [
+    _mutant(
+        "factor-two-missing", "Δ = C_e·C_v although every score moves", "selection/exponential.py",
+        ("return unit if self.frozen else 2 * unit", "return unit"),
+        GLISTER + "test_score_sensitivity_over_zero_out_pairs",
+    ),
+    _mutant(
+        "half-missing-in-picks", "P ∝ exp(ε₀u/Δ) instead of exp(ε₀u/2Δ)", "mechanisms/exponential.py",
+        ("(epsilon0 / (2.0 * sensitivity))", "(epsilon0 / sensitivity)"),
+        PICKS + "test_pick_probabilities_are_the_law",
+        PICKS + "test_law_of_up_to_three_picks",
+    ),
+    _mutant(
+        "freeze-drawn-twice", "one freeze of the scores is drawn from again and again", "mechanisms/exponential.py",
+        ("        self._spent = True\n", ""),
+        PICKS + "test_a_freeze_draws_once",
+    ),
+    _mutant(
+        "freeze-bound-for-moving-scores", "picks by moving scores are charged as one freeze",
+        "selection/exponential.py",
+        ('if composition == "freeze" and not self.frozen:', "if False:"),
+        PLAN + "test_refusals_name_key_value_and_fix",
+    ),
+    _mutant(
+        "per-class-without-public-labels", "class quotas although labels are private", "selection/exponential.py",
+        ('if self.selection_type == "PerClass" and not privacy.labels_public:', "if False:"),
+        PLAN + "test_selection_types_without_proof_are_refused",
+    ),
+    _mutant(
+        "greedy-steps-on-v-charged-once", "RGreedy reads V r times and pays once", "selection/exponential.py",
+        ("gaussian(noise.on_validation, self.freezes(sizes.k))", "gaussian(noise.on_validation)"),
+        GLISTER + "test_validation_noise_is_drawn_as_often_as_it_is_charged",
+    ),
+    _mutant(
+        "scores-unbounded", "scores beyond [−1, 1], on which every sensitivity rests", "selection/scores.py",
+        ("[:, 0].clamp(-1.0, 1.0)", "[:, 0]"),
+        THRESHOLD + "test_scores_are_finite_and_bounded_whatever_the_function_returns",
+    ),
+    _mutant(
+        "tail-sensitivity-one", "noise on factored tail counts for sensitivity 1, not the column's norm",
+        "mechanisms/quantile.py",
+        ("float(np.linalg.norm(root_column(bins)))", "1.0"),
+        QUANTILE + "test_one_record_moves_the_release_by_at_most_the_stated_sensitivity",
+    ),
+    _mutant(
+        "null-record-has-a-cell", "a record without a score is counted in a cell", "mechanisms/quantile.py",
+        ("counted = np.isfinite(scores)", "counted = np.ones(len(scores), dtype=bool)"),
+        QUANTILE + "test_mutant_null_record_with_a_cell_is_caught",
+        REPLAY + "test_a_null_record_adds_nothing_to_tail_counts",
+    ),
+    _mutant(
+        "match-not-normalised", "what match sums up is not brought to length 1", "selection/match.py",
+        ("    unit = h / h.norm(dim=1, keepdim=True).clamp_min(1e-12)\n", "    unit = h\n"),
+        MATCH + "test_a_record_s_gradient_has_length_at_most_one",
+    ),
+    _mutant(
+        "threshold-sums-not-normalised", "the sums of threshold are of gradients of any length", "selection/scores.py",
+        ("return gradients.r / (gradients.r.norm(dim=1, keepdim=True) + 0.01), gradients.a",
+         "return gradients.r, gradients.a"),
+        THRESHOLD + "test_sums_of_unit_gradients_have_sensitivity_one",
+    ),
+    _mutant(
+        "validation-sum-not-clipped", "records of V are summed up as they are", "selection/last_layer.py",
+        ("        weighted = finite_or_zero(self.r * self.factors(clip)[:, None])\n",
+         "        weighted = finite_or_zero(self.r)\n"),
+        REPLAY + "test_what_is_released_on_v_moves_by_at_most_its_sensitivity",
+        GLISTER + "test_scores_and_sums_equal_those_of_explicit_gradients",
+    ),
+    _mutant(
+        "top-k-ranks-exact-scores", "top_k draws its noise and then ranks the exact scores", "selection/top_k.py",
+        ("        return releases.gaussian(_SCORES, scored.scores(v))\n",
+         "        releases.gaussian(_SCORES, scored.scores(v))\n        return scored.scores(v)\n"),
+        REPLAY + "test_equal_releases_give_everyone_else_the_same_place",
+    ),
+    _mutant(
+        "exact-quantile", "the threshold is an exact quantile; the paid one is thrown away", "selection/threshold.py",
+        ("return np.array([threshold_for(t, target * share) for t, share in zip(tails, shares, strict=True)])",
+         "return np.array([np.nanquantile(scores, 1 - min(1.0, target * s / len(scores))) for s in shares])"),
+        REPLAY + "test_equal_releases_give_everyone_else_the_same_place",
+    ),
+    _mutant(
+        "match-weights-by-the-others", "match weighs records by how they compare with the others",
+        "selection/match.py",
+        ("weights=tilt.weights(scores),", "weights=np.argsort(np.argsort(scores)) / len(scores),"),
+        REPLAY + "test_equal_releases_give_everyone_else_the_same_place",
+    ),
+    _mutant(
+        "match-fills-by-exact-scores", "how many records stay is set from exact scores, not from the noisy counts",
+        "selection/match.py",
+        ("counts, scores = score_histogram(tails, noise=noise)",
+         "counts, scores = np.ones(n), self.scores(direction)"),
+        REPLAY + "test_equal_releases_give_everyone_else_the_same_place",
+    ),
+    _mutant(
+        "draws-stop-with-the-data", "threshold stops early when its exact pool is full", "selection/threshold.py",
+        ("            taken |= new\n", "            taken |= new\n            if taken.sum() >= self.k:\n"
+         "                break\n"),
+        REPLAY + "test_draws_charges_and_order_do_not_depend_on_a_record",
+    ),
+    _mutant(
+        "v-uncharged", "releases on V get noise and no charge", "mechanisms/releases.py",
+        (_COUNT, _COUNT.replace("        self._count(release, 1)\n",
+         '        if release.dataset == "D":\n            self._count(release, 1)\n')),
+        MATCH + "test_every_release_is_charged_once_and_before_it_is_drawn",
+    ),
+    _mutant(
+        "v-exact-for-nothing", "a private V may be read without an event", "planning/mechanism.py",
+        ("if release.event is None and not free:", "if False:"),
+        MATCH + "test_a_private_validation_set_without_noise_is_refused",
+    ),
+    _mutant(
+        "releases-not-counted-down", "a release is charged once and drawn at will", "mechanisms/releases.py",
+        ("        self._left[release.name] -= draws\n", ""),
+        KILLERS + "test_a_release_is_drawn_as_often_as_it_was_charged",
+    ),
+    _mutant(
+        "releases-charged-after-drawing", "noise is drawn first: a crash regains the budget",
+        "mechanisms/releases.py",
+        ("        self._count(release, 1)\n        return gaussian_release(", "        noisy = gaussian_release("),
+        ("            secure=self._secure,\n        )\n",
+         "            secure=self._secure,\n        )\n        self._count(release, 1)\n        return noisy\n"),
+        MATCH + "test_every_release_is_charged_once_and_before_it_is_drawn",
+    ),
+]  # fmt: skip
+
+_ACCOUNTING = [
+    _mutant(
+        "delta-spent-twice", "selection and training both spend the whole δ in basic composition", "planning/plan.py",
+        ("return self.delta * (1 - self.split if phase == SELECTION else self.split)", "return self.delta"),
+        PLAN + "test_basic_composition_conserves_epsilon_and_delta",
+    ),
+    _mutant(
+        "v-left-out-of-the-total", "the ε of a run is D's, although V's is larger", "planning/plan.py",
+        ("return max(b.epsilon for b in (self.training_data, self.validation_data) if b is not None)",
+         "return self.training_data.epsilon"),
+        KILLERS + "test_the_total_is_the_larger_of_d_and_v",
+    ),
+    _mutant(
+        "selection-left-out-of-the-total", "joint composition counts training only", "planning/plan.py",
+        ("total_d = self._bound([e.event for e in on_d], self.delta)",
+         "total_d = self._bound([e.event for e in on_d if e.phase != SELECTION], self.delta)"),
+        PLAN + "test_joint_composition_meets_the_target_in_total",
+    ),
+    _mutant(
+        "delta-above-one-over-n", "a δ at which one record may be published passes", "planning/calibrate.py",
+        ("    if privacy.delta >= 1 / largest:\n", "    if privacy.delta >= 1:\n"),
+        PLAN + "test_refusals_name_key_value_and_fix",
+    ),
+    _mutant(
+        "calibration-above-target", "calibration accepts half a per cent too much", "accounting/calibration.py",
+        ("<= epsilon <= target:", "<= epsilon <= target / _LOWEST_SHARE:"),
+        "accounting/test_calibration.py::test_calibration_lands_within_half_a_percent_below",
+    ),
+    _mutant(
+        "prv-one-direction", "prv-accountant's direction alone, in which the record is present",
+        "accounting/composition.py",
+        ("return max(0.0, upper, _pld(events, delta))", "return max(0.0, upper)"),
+        KILLERS + "test_prv_covers_both_directions",
+        "accounting/test_composition.py::test_prv_agrees_with_pld_and_lies_below_rdp",
+    ),
+    _mutant(
+        "gumbel-one-direction", "a freeze is charged for scores that rise, not for those that fall",
+        "accounting/picks.py",
+        ("        return max(up, down)\n", "        return up\n"),
+        KILLERS + "test_a_freeze_pays_for_both_directions",
+    ),
+    _mutant(
+        "allowance-unchecked", "the ledger takes more events than were planned", "accounting/ledger.py",
+        ("            self._refuse_beyond_allowance(entry)\n", "            pass\n"),
+        LEDGER + "test_the_ledger_refuses_more_than_the_plan",
+    ),
+    _mutant(
+        "ledger-forgets-on-resume", "what earlier attempts charged is not counted", "accounting/ledger.py",
+        ('                ledger._count(Entry.from_dict(record["charge"]))\n', "                pass\n"),
+        LEDGER + "test_memory_and_disk_agree_with_a_plain_list",
+    ),
+    _mutant(
+        "ledger-not-bound-to-plan", "a ledger is continued under another budget", "accounting/ledger.py",
+        ("if fingerprint is not None and self.fingerprint != fingerprint:", "if False:"),
+        LEDGER + "test_a_ledger_is_bound_to_its_plan_and_its_data",
+    ),
+    _mutant(
+        "ledger-not-bound-to-data", "a ledger is continued on another split", "accounting/ledger.py",
+        ("if binding is not None and self.binding != binding:", "if False:"),
+        LEDGER + "test_a_ledger_is_bound_to_its_plan_and_its_data",
+    ),
+    _mutant(
+        "resume-under-any-plan", "a run is resumed without asking whose ledger it is", "training/checkpoint.py",
+        ("return Ledger.load(path, plan.entries(), plan.fingerprint)", "return Ledger.load(path, plan.entries())"),
+        KILLERS + "test_a_run_is_not_resumed_under_another_plan",
+    ),
+    _mutant(
+        "checkpoint-of-another-ledger", "weights that another ledger paid for are continued",
+        "training/checkpoint.py",
+        ('if state.get("ledger") != ledger.id:', "if False:"),
+        KILLERS + "test_a_checkpoint_of_another_ledger_is_refused",
+    ),
+    _mutant(
+        "epoch-charged-after-its-steps", "an epoch is charged when it is over: a crash regains the budget",
+        "training/steps.py",
+        ("        self._ledger.charge(TRAINING_DATA, phase, event)\n", "        self._owed = phase, event\n"),
+        ("            self._inside = False\n\n    def __call__",
+         "            self._inside = False\n            if not self._left:\n"
+         "                self._ledger.charge(TRAINING_DATA, *self._owed)\n\n    def __call__"),
+        KILLERS + "test_steps_are_charged_before_the_first_and_no_more_are_taken",
+    ),
+    _mutant(
+        "steps-not-counted-down", "more steps get noise than were charged", "training/steps.py",
+        ("        self._left -= 1\n", ""),
+        KILLERS + "test_steps_are_charged_before_the_first_and_no_more_are_taken",
+    ),
+    _mutant(
+        "noise-outside-of-steps", "noise is handed out although no step was charged", "training/steps.py",
+        ("        if not self._inside:\n", "        if False:\n"),
+        KILLERS + "test_noise_is_had_inside_a_charged_step_only",
+    ),
+    _mutant(
+        "hash-chain-unchecked", "lines of the ledger can be edited or removed", "accounting/journal.py",
+        ("if link != _link(chain, body) or line !=", "if line !="),
+        JOURNAL + "test_a_file_that_was_edited_anywhere_is_refused",
+    ),
+    _mutant(
+        "charge-not-flushed", "a charge is in the cache only when its noise is drawn", "accounting/journal.py",
+        ("            _write_whole(self._descriptor, line, self._size)\n            os.fsync(self._descriptor)\n",
+         "            _write_whole(self._descriptor, line, self._size)\n"),
+        JOURNAL + "test_a_failed_append_leaves_the_journal_as_it_was_and_ends_it",
+    ),
+    _mutant(
+        "account-refuses-nothing", "runs are admitted beyond the total of the account", "accounting/account.py",
+        ("        if share > 1:\n            raise BudgetExceededError(",
+         "        if False:\n            raise BudgetExceededError("),
+        "accounting/test_account.py::test_runs_add_up_and_the_one_too_many_is_refused_with_the_numbers",
+    ),
+    _mutant(
+        "filter-spends-delta-thrice", "each order of the Rényi filter spends the whole δ",
+        "accounting/renyi_filter.py",
+        ("delta = self.delta / len(self.orders)", "delta = self.delta"),
+        KILLERS + "test_the_orders_of_the_filter_share_delta",
+    ),
+    _mutant(
+        "account-forgets-v", "of runs that read D and V an account counts one side", "accounting/holding.py",
+        ("sides[0] if len(sides) == 1 else [BranchMaximum(sides)] if sides else []", "sides[0] if sides else []"),
+        KILLERS + "test_an_account_counts_the_side_that_costs_more",
+    ),
+]  # fmt: skip
+
+_LEAKS = [
+    _mutant(
+        "indices-logged", "the log shows who was selected", "dataloaders/private.py",
+        ("            self.current = self.selections.select(weights)\n",
+         "            self.current = self.selections.select(weights)\n"
+         '            self.context.logger.debug("Subset %s", self.current.indices.tolist())\n'),
+        KILLERS + "test_no_log_shows_who_was_selected",
+    ),
+    _mutant(
+        "secret-pool-published", "a pool that nobody paid for can be published", "training/trainer.py",
+        ("if self.plan is None or self.plan.secret_pool:\n            raise MechanismError(",
+         "if self.plan is None:\n            raise MechanismError("),
+        KILLERS + "test_a_secret_pool_is_neither_published_nor_stored",
+    ),
+    _mutant(
+        "secret-pool-in-checkpoint", "a checkpoint of threshold holds the members of its pool",
+        "selection/threshold.py",
+        ('            "weights": dict(self._weights),\n',
+         '            "weights": dict(self._weights),\n            "members": torch.from_numpy(self.membership('
+         "self.released, np.zeros(self.n, dtype=bool))),\n"),
+        KILLERS + "test_a_secret_pool_is_neither_published_nor_stored",
+    ),
+    _mutant(
+        "secret-subset-in-checkpoint", "a checkpoint of RandomDP holds its secret subset", "dataloaders/private.py",
+        ("        if self.context.plan.subset.secret_subset:\n            return None\n", ""),
+        KILLERS + "test_a_secret_subset_is_not_stored",
+    ),
+    _mutant(
+        "exact-metrics-logged", "exact losses of private records are logged", "training/logs.py",
+        ("    return kept\n", "    return list(wanted)\n"),
+        KILLERS + "test_exact_metrics_of_private_records_are_not_logged",
+    ),
+    _mutant(
+        "private-name-for-anyone", "a strategy that is not private registers under a private name", "registry.py",
+        ('if not private and (key.endswith("dp") or (known is not None and known.private)):', "if False:"),
+        "test_registry.py::test_a_private_name_is_never_given_to_a_strategy_that_is_not",
+    ),
+    _mutant(
+        "exact-seconds", "times to the microsecond although they follow the size of a secret pool",
+        "training/trainer.py",
+        ("return float(round(seconds)) if self._secret_pool else seconds", "return seconds"),
+        KILLERS + "test_a_secret_pool_shows_whole_seconds_only",
+    ),
+]  # fmt: skip
+
+MUTANTS: tuple[Mutant, ...] = (*_NOISE, *_CLIPPING, *_SAMPLING, *_SELECTION, *_ACCOUNTING, *_LEAKS)
+assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS), "two mutants have one name"
