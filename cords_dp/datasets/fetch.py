@@ -58,7 +58,7 @@ def _stored(cache: Path) -> RawData:
     try:
         with np.load(cache, allow_pickle=False) as stored:
             raw = RawData(*(stored[field] for field in RawData._fields))
-        images = all(x.dtype == np.uint8 and x.ndim == 4 for x in (raw.x_train, raw.x_test))
+        images = all(x.dtype == np.uint8 for x in (raw.x_train, raw.x_test))
         labels = all(y.dtype.kind in "iu" and y.ndim == 1 for y in (raw.y_train, raw.y_test))
         if images and labels and (len(raw.x_train), len(raw.x_test)) == (len(raw.y_train), len(raw.y_test)):
             return raw

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(REPOSITORY))  # this tree, whatever is installed
 CASES = {
     "FullDP": ("full_dp_digits.py", []),
     "RandomDP": ("random_dp_digits.py", ["dss_args.fraction=0.3"]),
@@ -311,7 +312,9 @@ def main() -> int:
     import sklearn.datasets  # noqa: F401
     from dp_accounting.pld import PLDAccountant  # noqa: F401
 
-    import cords_dp.experiments.run  # noqa: F401
+    import cords_dp.experiments.run
+
+    assert Path(cords_dp.__file__).is_relative_to(REPOSITORY)
 
     rng, killed, runs = random.Random(args.seed), 0, 0
     cases = args.case or list(CASES)
