@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     audit.add_argument("--canaries", type=_positive, default=1000, help="canaries of the one run (default 1000)")
     audit.add_argument("--steps", type=_positive, default=60, help="steps with 128 canaries each (default 60)")
     audit.add_argument("--draws", type=_positive, default=4000, help="draws of each release (default 4000)")
-    audit.add_argument("--trainings", type=_positive, default=1000, help="short trainings a side (default 1000)")
+    audit.add_argument("--trainings", type=_positive, default=600, help="short trainings a side (default 600)")
     audit.set_defaults(handler=_audit)
 
     args = parser.parse_args(argv)

@@ -126,7 +126,8 @@ ARROWS = {
         "distributed", "seeding", "toolkit",
     },
     "auditing": {
-        "accounting", "config", "planning", "mechanisms", "datasets", "selection", "registry", "dataloaders", "training",
+        "accounting", "config", "planning", "mechanisms", "datasets", "selection", "registry", "dataloaders",
+        "training",
     },
     "report": {"planning"},
     "experiments": {

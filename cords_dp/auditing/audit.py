@@ -26,7 +26,7 @@ class Effort:
     canaries: int = 1000
     steps: int = 60
     draws: int = 4000
-    trainings: int = 1000
+    trainings: int = 600
 
     def __post_init__(self) -> None:
         for name, least in (("canaries", 20), ("steps", 1), ("draws", 10), ("trainings", 10)):

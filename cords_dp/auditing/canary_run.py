@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from dotmap import DotMap
+from scipy.stats import beta
 from torch import Tensor
+from torch.utils.data import Dataset
 from tqdm import tqdm
 
-from cords_dp.accounting import TRAINING_DATA, Event, PoissonGaussian, epsilon_bound
+from cords_dp.accounting import TRAINING_DATA, Event, PoissonGaussian
+from cords_dp.auditing.cost import epsilon_at
 from cords_dp.auditing.findings import Finding
 from cords_dp.auditing.null import nulled
 from cords_dp.auditing.one_run import count_right, epsilon_from_guesses
 from cords_dp.auditing.toys import CRITERION, LENGTH, AuditedSet, along_canaries, canaries, shifted_classes
-from cords_dp.auditing.trade_off import Counts, epsilon_at, epsilon_of_events
+from cords_dp.auditing.trade_off import Counts, epsilon_of_events
 from cords_dp.config import thawed_copy
-from cords_dp.datasets import Splits
+from cords_dp.datasets import Splits, records_at
 from cords_dp.errors import ConfigError
 from cords_dp.mechanisms.noise import secure_generator
 from cords_dp.planning import PrivacyPlan
@@ -123,8 +126,10 @@ class ObservedTraining(TrainClassifier):
     def _after_step(self, bar: tqdm) -> None:
         super()._after_step(bar)
         now, plan = self._weight(), self.plan
-        assert plan is not None and self._before is not None
-        scale = plan.shape.batch_size / (self.run.learning_rate * plan.privacy.max_grad_norm)  # type: ignore[operator]
+        assert plan is not None
+        assert self._before is not None
+        assert self.run.learning_rate is not None
+        scale = plan.shape.batch_size / (self.run.learning_rate * plan.privacy.max_grad_norm)
         self.seen.append(along_canaries((self._before - now) * scale, self.count))
         self.drawn.append(np.isin(np.arange(self.count), self.data.train.last))  # type: ignore[union-attr]
         self._before = now
@@ -163,8 +168,8 @@ def observe(config: DotMap, data: CanarySet) -> Observed:
     return Observed(trainer.plan, charged, included, np.array(trainer.drawn), np.array(trainer.seen), losses)
 
 
-def _losses(weights: dict[str, Tensor], dataset: AuditedSet, count: int) -> np.ndarray:
-    x, y = dataset.batch(np.arange(count))
+def _losses(weights: dict[str, Tensor], dataset: Dataset, count: int) -> np.ndarray:
+    x, y = records_at(dataset, np.arange(count))
     logits = x.double() @ weights["linear.weight"].double().T + weights["linear.bias"].double()
     return CRITERION(logits, y).numpy()
 
@@ -180,6 +185,7 @@ def audit_run(config: DotMap, data: CanarySet) -> list[Finding]:
         _guesses(f"{name}: final losses", run, run.losses),
         _trade_off(f"{name}: steps", run, scores),
         _drawn_steps(f"{name}: steps, drawn", run),
+        _frequency(f"{name}: batches", run),
         _bookkeeping(name, run, rates),
     ]
 
@@ -196,11 +202,11 @@ def _guesses(name: str, run: Observed, scores: np.ndarray) -> Finding:
     m = len(scores)
     guesses = 2 * max(1, round(m * _GUESSED / 2))
     right = count_right(scores, run.included, guesses)
-    claimed = epsilon_bound(_on_d(run.plan), _GUESS_DELTA, "pld" if run.plan.inclusion == 1 else "auto")
+    claimed = _claim(run.plan, _GUESS_DELTA)
     return Finding(
         name,
         "one run, guesses",
-        claimed.epsilon,
+        claimed,
         _GUESS_DELTA,
         f"{right} of {guesses} guesses about {m} canaries are right",
         lambda alpha: epsilon_from_guesses(m, guesses, right, delta=_GUESS_DELTA, alpha=alpha),
@@ -208,7 +214,7 @@ def _guesses(name: str, run: Observed, scores: np.ndarray) -> Finding:
 
 
 def _trade_off(name: str, run: Observed, scores: np.ndarray) -> Finding:
-    """The same run, each canary a sample: they are independent if the noise on their coordinates and their coins are."""
+    """The same run, each canary a sample: independent if the noise on their coordinates and their coins are."""
     steps = [run.plan.step_event(e) for e in run.plan.shape.epochs if e.steps]
     events = [PoissonGaussian(s.sigma, s.rate, sum(o.count for o in steps if o.rate == s.rate))
               for s in {o.rate: o for o in steps}.values()]  # fmt: skip
@@ -237,10 +243,24 @@ def _drawn_steps(name: str, run: Observed) -> Finding:
     )
 
 
+def _frequency(name: str, run: Observed) -> Finding:
+    """How often the trainer drew the canaries that were in, against the rates that it was charged for."""
+    plan, chances = run.plan, run.drawn[:, run.included]
+    drawn, total = int(chances.sum()), chances.size
+    rate = sum(e.steps * e.rate for e in plan.shape.epochs) / len(chances)
+
+    def bound(alpha: float) -> float:
+        least = float(beta.ppf(alpha, drawn, total - drawn + 1)) if drawn else 0.0
+        return epsilon_at([PoissonGaussian(plan.sigma, least)], plan.delta) if least else 0.0
+
+    claimed = epsilon_at([PoissonGaussian(plan.sigma, rate)], plan.delta)
+    seen = f"drawn {drawn} times of {total}, charged rate {rate:.5f}"
+    return Finding(name, "one run, frequency", claimed, plan.delta, seen, bound)
+
+
 def _bookkeeping(name: str, run: Observed, rates: set[float]) -> Finding:
     """What was charged is what was planned, and as many steps were taken as were charged."""
-    planned = {e: c for e, c in _counted(_on_d(run.plan)).items()}
-    charged, taken = _counted(run.charged), len(run.projections)
+    planned, charged, taken = _counted(_on_d(run.plan)), _counted(run.charged), len(run.projections)
     violations = []
     if planned != charged:
         violations.append(f"planned {planned}, charged {charged}")
@@ -248,6 +268,13 @@ def _bookkeeping(name: str, run: Observed, rates: set[float]) -> Finding:
     if rates != {1.0} and taken > paid:
         violations.append(f"{taken} steps were taken, {paid} charged")
     return Finding(name, "bookkeeping", None, None, f"{taken} steps", violations=tuple(violations))
+
+
+def _claim(plan: PrivacyPlan, delta: float) -> float:
+    """ε of the whole plan on D at another δ."""
+    if plan.privacy.composition == "basic" or plan.inclusion < 1:
+        return replace(plan, delta=delta).cost().training_data.epsilon
+    return epsilon_at(_on_d(plan), delta)
 
 
 def _on_d(plan: PrivacyPlan) -> list[Event]:

@@ -10,9 +10,10 @@ from scipy.linalg import solve_triangular, toeplitz
 from scipy.stats import beta
 
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, ExponentialPicks, GumbelFreeze, PoissonGaussian
+from cords_dp.auditing.cost import epsilon_at
 from cords_dp.auditing.findings import Finding
 from cords_dp.auditing.replay import Worst, audit_structure, replay_selection
-from cords_dp.auditing.trade_off import Counts, epsilon_at, epsilon_of_events
+from cords_dp.auditing.trade_off import Counts, epsilon_of_events
 from cords_dp.auditing.transcripts import Query
 from cords_dp.config import PrivacySettings, SubsetSettings
 from cords_dp.mechanisms.noise import secure_generator
@@ -21,7 +22,7 @@ from cords_dp.mechanisms.releases import Releases
 from cords_dp.planning import Mechanism, PrivacyPlan, Release, build_plan, read_mechanism, registered_mechanisms
 
 _N, _N_VALIDATION, _FRACTION = 120, 60, 0.4
-_INFORMATIVE = 30.0  # an ε at which so few records are told apart: what is compared are branches, not noise
+INFORMATIVE = 30.0  # an ε at which so few records are told apart: what is compared are branches, not noise
 
 
 def mechanism_plan(kind: type[Mechanism], epsilon: float, keys: dict[str, Any]) -> PrivacyPlan:
@@ -37,26 +38,25 @@ def mechanism_plan(kind: type[Mechanism], epsilon: float, keys: dict[str, Any]) 
 
 def audit_selections(epsilon: float, keys: dict[str, Any], *, draws: int) -> list[Finding]:
     """Every release of every registered mechanism."""
-    findings = []
+    findings: list[Finding] = []
     for kind in registered_mechanisms():
-        plan = mechanism_plan(kind, epsilon, keys)
-        worst, problems = replay_selection(plan)
-        for release in plan.releases():
-            if release.event is not None:
-                findings.append(_audit_release(plan, release, worst.get(release.name), draws))
-        if problems:
-            target = f"{kind.name}: selection at ε = {epsilon:g}"
-            findings.append(Finding(target, "replay", None, None, "", violations=tuple(problems)))
+        findings += audit_mechanism(mechanism_plan(kind, epsilon, keys), draws=draws)
     return findings
+
+
+def audit_mechanism(plan: PrivacyPlan, *, draws: int) -> list[Finding]:
+    """Every release of one selection, on the neighbours that move it farthest."""
+    worst, _ = replay_selection(plan)  # what else went wrong is `audit_structure`'s to tell
+    return [_audit_release(plan, r, worst.get(r.name), draws) for r in plan.releases() if r.event is not None]
 
 
 def audit_structures(keys: dict[str, Any]) -> list[Finding]:
     """Replays at a budget at which selections are informative, so that every branch is taken."""
-    return [audit_structure(mechanism_plan(kind, _INFORMATIVE, keys)) for kind in registered_mechanisms()]
+    return [audit_structure(mechanism_plan(kind, INFORMATIVE, keys)) for kind in registered_mechanisms()]
 
 
 def _audit_release(plan: PrivacyPlan, release: Release, worst: Worst | None, draws: int) -> Finding:
-    assert plan.mechanism is not None and release.event is not None
+    assert plan.mechanism is not None
     target = f"{plan.mechanism.name}: {release.name} ({release.dataset})"
     if worst is None:
         return Finding(target, "white box", None, None, "", violations=("no record moves it, or it is never drawn",))
@@ -141,7 +141,8 @@ def _audit_picks(plan: PrivacyPlan, release: Release, target: str, draws: int) -
     The odds show ε₀, whatever else the selection does: the claim is that of the whole event with the charged ε₀.
     """
     event, epsilon0 = release.event, release.epsilon0
-    assert isinstance(event, (GumbelFreeze, ExponentialPicks)) and epsilon0 is not None
+    assert isinstance(event, (GumbelFreeze, ExponentialPicks))
+    assert epsilon0 is not None
     far = max(1.0, 2 / epsilon0)
     scores, generators = np.array([far * release.sensitivity, 0.0]), _generators()
     single = replace(release, event=event.with_count(1))

@@ -9,9 +9,10 @@ import torch
 from scipy.stats import beta
 
 from cords_dp.accounting import PoissonGaussian, calibrate
+from cords_dp.auditing.cost import epsilon_at
 from cords_dp.auditing.findings import Finding
 from cords_dp.auditing.toys import CRITERION, AuditedSet, OneLinearLayer, along_canaries, canaries
-from cords_dp.auditing.trade_off import Counts, epsilon_at, epsilon_of_events
+from cords_dp.auditing.trade_off import Counts, epsilon_of_events
 from cords_dp.dataloaders import poisson_batches
 from cords_dp.mechanisms.noise import noise_source, secure_generator
 from cords_dp.planning import PrivacyPlan
@@ -74,7 +75,8 @@ def _samples(plan: PrivacyPlan, mode: str, rate: float, steps: int, copies: int 
     privacy, coins = plan.privacy, secure_generator()
     automatic = privacy.clipping == "automatic"
     steps_of = AuditedSteps(_CANARIES, mode, sigma=plan.sigma, clip=privacy.max_grad_norm, normalise=automatic)
-    dataset = AuditedSet(*(np.tile(part, (copies, *[1] * (part.ndim - 1))) for part in canaries(_CANARIES, _CANARIES)))
+    x, y = canaries(_CANARIES, _CANARIES)
+    dataset = AuditedSet(np.tile(x, (copies, 1)), np.tile(y, copies))
     inside, outside = [], []
     for _ in range(steps):
         included = coins.random(_CANARIES) < 0.5

@@ -11,17 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
 
 import numpy as np
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution, from_gaussian_mechanism
 from scipy.stats import beta, norm
 
-from cords_dp.accounting import Event, PoissonGaussian, epsilon_bound
+from cords_dp.accounting import PoissonGaussian
+from cords_dp.auditing.cost import LARGEST_EPSILON, composed, epsilon_at
 
-_LEAST_NOISE = 0.02  # of σ: a test without error would otherwise show none at all
-LARGEST_EPSILON = 50.0
-_GRID = 2e-3
+_LEAST_NOISE = 1 / 16  # of σ: a test without error would otherwise show none at all
 
 
 @dataclass(frozen=True)
@@ -87,14 +84,6 @@ def scaled(events: Sequence[PoissonGaussian], factor: float) -> list[PoissonGaus
     return [replace(event, sigma=event.sigma * factor) for event in events]
 
 
-def epsilon_at(events: Sequence[Event], delta: float) -> float:
-    return epsilon_bound(events, delta, "auto" if any(not _has_pld(e) for e in events) else "pld").epsilon
-
-
-def _has_pld(event: Event) -> bool:
-    return type(event).pld is not Event.pld
-
-
 def _closed_form(event: PoissonGaussian, power: float, level: float) -> float:
     """By Neyman–Pearson the best test of N(0,σ²) against (1−q)N(0,σ²) + qN(1,σ²) is a threshold."""
     share = (power - (1 - event.rate) * level) / event.rate  # the power given that the record was drawn
@@ -107,21 +96,10 @@ def _closed_form(event: PoissonGaussian, power: float, level: float) -> float:
 def _allowed(events: Sequence[PoissonGaussian], power: float, level: float) -> bool:
     """Does the composition of the events allow such a test? Its PLD bounds TPR − e^ε·FPR by δ(ε), for every ε."""
     epsilons = np.linspace(-4.0, 8.0, 97)
-    deltas = np.asarray(_coarse_pld(events).get_delta_for_epsilon(epsilons))
+    deltas = np.asarray(composed(events).get_delta_for_epsilon(epsilons))
     forward = power - np.exp(epsilons) * level
     backward = (1 - level) - np.exp(epsilons) * (1 - power)
     return bool((np.maximum(forward, backward) <= deltas + 1e-12).all())
-
-
-def _coarse_pld(events: Sequence[PoissonGaussian]) -> PrivacyLossDistribution:
-    """Pessimistic on any grid: a coarse one allows a little more, so it can only miss, never raise a false alarm."""
-    parts = [
-        from_gaussian_mechanism(e.sigma, sampling_prob=e.rate, value_discretization_interval=_GRID).self_compose(
-            e.count
-        )
-        for e in events
-    ]
-    return reduce(lambda left, right: left.compose(right), parts)
 
 
 def _scale(allowed: Callable[[float], bool]) -> float:
