@@ -108,6 +108,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     demo.add_argument("--epsilon", type=float, default=3.0, help="privacy budget (default 3)")
     demo.set_defaults(handler=_demo)
 
+    audit = commands.add_parser("audit", help="try to refute the privacy claims of a config, on the package's own code")
+    _add_config_arguments(audit)
+    audit.add_argument("--epsilon", type=float, nargs="+", default=[1.0, 2.0], help="budgets (default 1 2)")
+    audit.add_argument("--out", type=Path, default=Path("runs/audit"), help="output folder")
+    audit.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    audit.add_argument("--canaries", type=_positive, default=1000, help="canaries of the one run (default 1000)")
+    audit.add_argument("--steps", type=_positive, default=60, help="steps with 128 canaries each (default 60)")
+    audit.add_argument("--draws", type=_positive, default=4000, help="draws of each release (default 4000)")
+    audit.add_argument("--trainings", type=_positive, default=600, help="short trainings a side (default 600)")
+    audit.set_defaults(handler=_audit)
+
     args = parser.parse_args(argv)
     return _guarded(args.handler, args)
 
@@ -291,6 +302,19 @@ def _demo(args: argparse.Namespace) -> int:
 
     run_demo(args.out, epsilon=args.epsilon)
     return 0
+
+
+def _audit(args: argparse.Namespace) -> int:
+    from cords_dp.auditing.audit import Effort, run_audit
+    from cords_dp.report.audits import audit_figure
+
+    effort = Effort(args.canaries, args.steps, args.draws, args.trainings)
+    report = run_audit(_load(args), args.epsilon, effort, tell=lambda line: print(line, file=sys.stderr))
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "audit.json").write_text(report.to_json() + "\n")
+    picture = audit_figure(report.rows(), args.out / "audit.png")
+    print(report.to_json() if args.json else f"{report.text()}\n\npicture: {picture}")
+    return 0 if report.passed else 1
 
 
 def _guarded(handler: object, args: argparse.Namespace) -> int:

@@ -126,6 +126,10 @@ ARROWS = {
         "accounting", "config", "planning", "mechanisms", "datasets", "models", "selection", "registry", "dataloaders",
         "distributed", "seeding", "toolkit",
     },
+    "auditing": {
+        "accounting", "config", "planning", "mechanisms", "datasets", "selection", "registry", "dataloaders",
+        "training",
+    },
     "report": {"planning"},
     "experiments": {
         "config", "planning", "mechanisms", "datasets", "models", "selection", "training", "report", "distributed",
