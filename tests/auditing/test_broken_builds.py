@@ -90,7 +90,7 @@ def test_no_clipping_is_caught(plan, monkeypatch):
         monkeypatch.setattr(module, "clip_factors", lambda norms, *_, **__: torch.isfinite(norms).to(norms))
     rows = [steps.audit_step(plan, mode, steps=10) for mode in steps.MODES]
     rows += [replay.audit_step_replay(plan, mode) for mode in GRADIENT_MODES]
-    rows.append(steps.audit_training(1.0, trainings=60))
+    rows.append(steps.audit_training(1.0, trainings=300))
     assert len(fails(*rows)) == len(rows)
 
 
