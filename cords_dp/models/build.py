@@ -94,6 +94,22 @@ def _built(name: str, builder: ModelBuilder, args: Mapping[str, Any], own: Mappi
     return model
 
 
+def check_input(model: nn.Module, record: torch.Tensor) -> None:
+    """Refuse a model that cannot read such records. It is shown zeros: nothing depends on what the record holds."""
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    training, problem = model.training, ""
+    try:
+        with torch.no_grad():
+            model.eval()(torch.zeros_like(record, device=device)[None])
+    except Exception as error:  # a layer's complaint about shapes or types, which are public
+        problem = str(error).splitlines()[0] if str(error) else type(error).__name__
+    finally:
+        model.train(training)
+    if problem:
+        shape = f"records of shape {tuple(record.shape)} and type {str(record.dtype).removeprefix('torch.')}"
+        raise ConfigError("model.architecture", type(model).__name__, f"cannot read {shape}: {problem}")
+
+
 # --- CORDS' own models ---------------------------------------------------------------------------
 
 _RENAMED = {"LSTM": "LSTMClassifier"}

@@ -16,7 +16,7 @@ from cords_dp.errors import ConfigError, ConfigFileError, CordsDPError
 from cords_dp.experiments.jobs import grid_jobs
 from cords_dp.training import TrainClassifier, resolve
 
-MECHANISMS = ("match", "threshold", "top_k", "exponential")
+MECHANISMS = ("align", "match", "threshold", "top_k", "exponential")
 
 
 def small_config(strategy: str = "GLISTERDP", mechanism: str | None = None, epochs: int = 1) -> dict:
@@ -191,7 +191,7 @@ def test_what_a_dotmap_makes_up_is_not_a_value(make_config):
     cfg = make_config("GLISTERDP")
     assert not cfg.optimizer.lr1
     assert not cfg.dss_args.mechanism
-    assert resolve(cfg, plan=False).mechanism.name == "match"
+    assert resolve(cfg, plan=False).mechanism == resolve(make_config("GLISTERDP"), plan=False).mechanism
 
 
 def test_numpy_numbers_are_numbers(make_config):

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 
 from cords_dp.datasets import ArrayDataset, GuardedDataset, Splits, checked_splits, records_at
 from cords_dp.errors import ConfigError, CordsDPError, DataError
-from cords_dp.models import register_model
+from cords_dp.models import check_input, register_model
 from cords_dp.training import TrainClassifier
 
 MARK = 12345.678
@@ -132,12 +132,6 @@ def test_num_cls_and_the_model_must_agree(trainer, tmp_path):
     assert not list(tmp_path.rglob("*.log"))
 
 
-needs_guard = pytest.mark.xfail(
-    reason="the trainer does not call datasets.checked_splits yet (patch in the report)", strict=False
-)
-
-
-@needs_guard
 @pytest.mark.parametrize("strategy", ["FullDP", "RandomDP", "GLISTERDP"])
 @pytest.mark.parametrize("label", [3, -1, -100])
 def test_training_goes_on_with_a_label_that_is_no_class(trainer, strategy, label):
@@ -163,14 +157,28 @@ def test_training_goes_on_with_pixels_that_are_not_finite(trainer, strategy, val
     assert all(torch.isfinite(part).all() for part in run.model.state_dict().values())
 
 
-@needs_guard
 @pytest.mark.parametrize(
     "train",
     [Listed([]), Listed([(torch.zeros(6), 1)]), Listed([(torch.zeros(6), 1.0)] * 400),
-     Listed([(torch.zeros(6).double(), 1)] * 400), Listed([(torch.zeros(9), 1)] * 400)],
-    ids=["empty", "one record", "float labels", "float64", "other shape"],
+     Listed([(torch.zeros(6).double(), 1)] * 400)],
+    ids=["empty", "one record", "float labels", "float64"],
 )  # fmt: skip
 def test_a_set_that_cannot_be_trained_on_ends_in_an_error_of_ours(trainer, train, tmp_path):
     with pytest.raises(CordsDPError):
         train_on(trainer("FullDP"), splits(train))
+    assert not list(tmp_path.rglob("ledger*"))
+
+
+def test_a_model_is_tried_on_zeros_in_the_shape_of_a_record():
+    check_input(Net(), torch.zeros(6))
+    with pytest.raises(ConfigError, match=r"model\.architecture"):
+        check_input(Net(), torch.zeros(9))
+    with pytest.raises(ConfigError, match=r"model\.architecture"):
+        check_input(Net(), torch.zeros(6, dtype=torch.uint8))
+
+
+@pytest.mark.xfail(reason="the trainer does not call models.check_input yet (patch in the report)", strict=False)
+def test_records_that_the_model_cannot_read_end_in_an_error_of_ours(trainer, tmp_path):
+    with pytest.raises(CordsDPError):
+        train_on(trainer("FullDP"), splits(Listed([(torch.zeros(9), 1)] * 400)))
     assert not list(tmp_path.rglob("ledger*"))

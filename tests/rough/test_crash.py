@@ -46,7 +46,7 @@ EARLY = ["charge before 1", "charge after 1", "charge before 2", "charge after 2
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("case", ["match", "threshold", "top_k"])
+@pytest.mark.parametrize("case", ["align", "match", "threshold", "top_k"])
 def test_a_kill_before_the_first_checkpoint(case):
     moments = [part for moment in EARLY for part in ("--moment", moment)]
     check(crash("--case", case, *moments, timeout=1700))
