@@ -251,3 +251,19 @@ def test_a_broken_label_is_told_without_its_value(make_config, tmp_path, watch, 
         pytest.xfail("the trainer does not call datasets.checked_splits yet (patch in the report)")
     out = capsys.readouterr()
     assert "31415" not in out.out + out.err + watch.stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    "text", ["x = 12345.678", "1.2345678e+04", "[  3  17 137 200]", "tensor([0.1, 0.2, 0.3, 0.4])", "pool [1, 2, 3, 4]"]
+)
+def test_the_search_would_find_it(text):
+    with pytest.raises(AssertionError):
+        check_text(text, "a log")
+
+
+def test_the_search_would_find_records_in_a_checkpoint(tmp_path):
+    path = tmp_path / "model.pt"
+    for leaked in (torch.tensor([MARK]), torch.zeros(600), torch.arange(180)):
+        torch.save({"state": {"deep": [leaked]}}, path)
+        with pytest.raises(AssertionError):
+            check_checkpoint(path, 600, allow_subset=False)
