@@ -17,7 +17,7 @@ from dotmap import DotMap
 
 from cords_dp.config import thawed_copy, to_plain
 from cords_dp.distributed import current_world
-from cords_dp.files import write_durably
+from cords_dp.files import remove_stale, write_durably
 from cords_dp.memory import keep_freed_memory
 from cords_dp.planning.statement import privacy_markdown, privacy_report
 from cords_dp.training import TrainClassifier, resolve
@@ -69,6 +69,8 @@ def run_experiment(cfg: DotMap, out: Path, *, progress: bool = True) -> RunResul
         trainer.train()
         return _summary(trainer, out)
     trainer.output_dir = out
+    if out.is_dir():
+        remove_stale(out)  # of an attempt that was killed
     trainer.train()
     write_durably(out / "config.yaml", yaml.safe_dump(to_plain(trainer.run.config), sort_keys=False))
     trainer.history.to_csv(out / "metrics.csv")

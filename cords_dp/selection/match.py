@@ -129,7 +129,7 @@ class Match(Mechanism):
                 "matches gradients and class shares by itself; for another score or per-class quotas use 'threshold'",
             )
         whole("dss_args.projection", self.projection)
-        whole("dss_args.bins", self.bins)
+        whole("dss_args.bins", self.bins, low=2, high=4096)
         flag("dss_args.linear_layer", self.linear_layer)
         if self.concentration is not None:
             number(

@@ -86,8 +86,9 @@ class Threshold(Mechanism):
     def check(self, privacy: PrivacySettings, subset: SubsetSettings) -> None:
         get_score(self.score)
         check_selection_type(self.selection_type)
-        for name in ("greedy_rounds", "projection", "bins"):
+        for name in ("greedy_rounds", "projection"):
             whole(f"dss_args.{name}", getattr(self, name))
+        whole("dss_args.bins", self.bins, low=2, high=4096)
         number("dss_args.greedy_step", self.greedy_step, low=0, low_included=True)
         number("dss_args.exploration", self.exploration, low=0, high=1, low_included=True)
         flag("dss_args.linear_layer", self.linear_layer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from cords_dp.files import write_durably
 
 LABELS = {
     "val_loss": "Validation Loss",
@@ -80,8 +83,8 @@ class History:
             "epsilon": "epsilon",
         }
         others = [key for key in dict.fromkeys(k for row in self.rows for k in row) if key not in first]
-        with open(path, "w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow([*first.values(), *others])
-            for row in self.rows:
-                writer.writerow([row.get(key, "") for key in [*first, *others]])
+        text = io.StringIO(newline="")
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow([*first.values(), *others])
+        writer.writerows([row.get(key, "") for key in [*first, *others]] for row in self.rows)
+        write_durably(path, text.getvalue())

@@ -32,10 +32,12 @@ from cords_dp.accounting import Account, Ledger, Reservation
 from cords_dp.config import config_digest, thawed_copy
 from cords_dp.dataloaders import poisson_batches
 from cords_dp.datasets import (
+    DATASETS,
     Splits,
     build_dataset,
     checked_splits,
     data_binding,
+    dataset_name,
     known_sizes,
     sequential_batches,
     with_features,
@@ -43,7 +45,7 @@ from cords_dp.datasets import (
 from cords_dp.distributed import current_world
 from cords_dp.errors import BudgetExceededError, ConfigError, MechanismError
 from cords_dp.mechanisms.noise import noise_source
-from cords_dp.models import build_model, make_private_ready
+from cords_dp.models import build_model, check_input, make_private_ready
 from cords_dp.planning import Cost, EpochPlan, PrivacyPlan
 from cords_dp.seeding import Streams, seed_global_generators
 from cords_dp.selection import Pool, checked_pool
@@ -171,6 +173,9 @@ class TrainClassifier(toolkit.TrainClassifier):
         if self.plan is None and self.world.size > 1:
             raise ConfigError("dss_args.type", run.strategy.name, "only private strategies train in several processes")
         self.model = self.create_model(data.num_classes if data else None)
+        if run.strategy.private:
+            known = data.train[0][0] if data else torch.zeros(DATASETS[dataset_name(run.config)].shape)
+            check_input(self.model, known)
         self.run = run.with_plan(self.plan, self._learning_rate(self.model))
         self._open_log()
         self._saved = checkpoint_path(run.config, self.logger) if self.world.main else None
@@ -271,6 +276,8 @@ class TrainClassifier(toolkit.TrainClassifier):
             self._evaluate_epoch(epoch, criterion, subset_metrics)
         if config["ckpt"].get("is_save") and epoch % (config["ckpt"].get("save_every") or 1) == 0:
             self._save(saved, epoch)
+        if self.output_dir is not None and self.history.rows:
+            self.history.to_csv(self.output_dir / "metrics.csv")  # after the checkpoint: a row that is there is kept
 
     def _streams(self) -> Streams:
         context = f"{self.plan.fingerprint} {config_digest(self.run.config)}" if self.plan else ""
@@ -423,8 +430,6 @@ class TrainClassifier(toolkit.TrainClassifier):
             row.update({f"epsilon_{phase.replace(' ', '_')}": bound.epsilon for phase, bound in cost.phases.items()})
         self.history.rows.append(row)
         self.logger.info(self.history.line(self._print_args, best=toolkit.IS_CHECKOUT))
-        if self.output_dir is not None:
-            self.history.to_csv(self.output_dir / "metrics.csv")
         if self.run.config.get("report_tune"):
             from ray import tune
 
