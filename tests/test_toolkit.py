@@ -118,7 +118,7 @@ ARROWS = {
     "planning": {"accounting", "config"},
     "mechanisms": {"accounting", "planning"},
     "datasets": {"toolkit", "config"},
-    "models": {"toolkit", "datasets"},
+    "models": {"toolkit", "datasets", "config"},
     "selection": {"toolkit", "mechanisms", "accounting", "planning", "config", "datasets"},
     "registry": {"planning", "selection"},
     "dataloaders": {"registry", "selection", "datasets", "distributed", "toolkit"},

@@ -131,8 +131,13 @@ class ObservedTraining(TrainClassifier):
         assert self.run.learning_rate is not None
         scale = plan.shape.batch_size / (self.run.learning_rate * plan.privacy.max_grad_norm)
         self.seen.append(along_canaries((self._before - now) * scale, self.count))
-        self.drawn.append(np.isin(np.arange(self.count), self.data.train.last))  # type: ignore[union-attr]
+        self.drawn.append(np.isin(np.arange(self.count), self._last_drawn()))
         self._before = now
+
+    def _last_drawn(self) -> np.ndarray:
+        """Which records the newest batch holds; the trainer guards datasets that it is given."""
+        train = self.data.train  # type: ignore[union-attr]
+        return getattr(train, "source", train).last
 
     def _plain(self) -> torch.nn.Module:
         model = self.progress.model

@@ -18,7 +18,7 @@ CONFIGS = sorted((REPOSITORY / "configs").rglob("*.py"))
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: str(p.relative_to(REPOSITORY / "configs")))
 def test_every_shipped_config_is_valid_and_short(path):
-    resolve(load_config(path))
+    resolve(load_config(path, ["privacy.accountant=rdp"]))
     assert len(path.read_text().splitlines()) <= 40
 
 

@@ -224,6 +224,7 @@ def test_exit_status_says_that_a_run_failed(make_config, tmp_path, monkeypatch, 
     assert "1 of 2 runs finished" in printed.out
 
 
+@pytest.mark.slow
 def test_a_real_ray_cluster_runs_the_same_jobs(make_config, tmp_path):
     bad = tiny(make_config)
     bad.model.architecture = "NoSuchNet"
@@ -236,7 +237,7 @@ def test_a_real_ray_cluster_runs_the_same_jobs(make_config, tmp_path):
 # --- one run on several processes ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("strategy", ["glister_dp", "full_dp"])
+@pytest.mark.parametrize("strategy", ["glister_dp", pytest.param("full_dp", marks=pytest.mark.slow)])
 def test_two_processes_train_as_one(strategy, tmp_path):
     """Same seed: the same masks and noise, so the same ε and, up to rounding, the same model."""
     import torch
@@ -246,7 +247,9 @@ def test_two_processes_train_as_one(strategy, tmp_path):
         out = tmp_path / str(processes)
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
         command += ["run_experiment.py", "--config", f"configs/{strategy}_synthetic.py", "--out", str(out), "--quiet"]
-        for override in ("train_args.num_epochs=4", "privacy.accountant=rdp", "dss_args.select_every=2"):
+        overrides = ["train_args.num_epochs=4", "privacy.accountant=rdp", "dss_args.select_every=2"]
+        overrides += ["privacy.reproducible_noise=true"]
+        for override in overrides:
             command += ["--set", override]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         command += ["--seed", "5"]

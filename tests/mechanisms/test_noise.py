@@ -208,6 +208,9 @@ SOURCES = re.compile(
 
 # What is public, or no part of a mechanism, file by file. A new line here needs a reason.
 PUBLIC = {
+    "auditing/replay.py": {"torch.Generator(", "torch.randn("},  # made-up records for an audit
+    "auditing/toys.py": {"torch.manual_seed(", "np.random.default_rng"},
+    "auditing/transcripts.py": {"np.random.default_rng"},  # noise that an audit freezes
     "training/augment.py": {"torch.randint("},  # views, from the generator that is passed in
     "models/build.py": {"torch.manual_seed("},  # initial weights, from the public seed
     "models/scattering.py": {"torch.Generator(", "torch.randn("},  # random images that fix the features

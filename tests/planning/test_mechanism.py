@@ -110,10 +110,10 @@ def test_a_key_that_the_mechanism_does_not_use_is_an_error(make_config, changes,
 
 def test_cords_own_keys_do_not_hinder_a_swap_and_are_named(make_config, tmp_path, capsys):
     cfg = make_config("GLISTERDP", dss_args={"greedy": "RGreedy", "r": 15, "lam": 0.5, "linear_layer": False})
-    assert resolve(cfg).unused == ("dss_args.greedy", "dss_args.r", "dss_args.lam")
+    assert resolve(cfg).unused == ("dss_args.greedy", "dss_args.r", "dss_args.lam", "dss_args.linear_layer")
     run_experiment(cfg, tmp_path / "out", progress=False)
     printed = capsys.readouterr().out
-    assert printed.count("mechanism 'match' does not use: dss_args.greedy, dss_args.r, dss_args.lam") == 1
+    assert printed.count("mechanism 'align' does not use: dss_args.greedy, dss_args.r, dss_args.lam") == 1
     assert "had no effect: dss_args.greedy, dss_args.r, dss_args.lam" in (tmp_path / "out" / "privacy.md").read_text()
 
 
@@ -245,5 +245,5 @@ def test_no_file_compares_a_mechanism_by_name():
 
 
 def test_errors_are_ours(make_config):
-    with pytest.raises(CordsDPError, match="unknown; known are 'match'"):
+    with pytest.raises(CordsDPError, match="unknown; known are 'align'"):
         resolve(make_config("GLISTERDP", dss_args={"mechanism": "laplace"}))
