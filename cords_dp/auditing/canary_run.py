@@ -136,7 +136,8 @@ class ObservedTraining(TrainClassifier):
 
     def _last_drawn(self) -> np.ndarray:
         """Which records the newest batch holds; the trainer guards datasets that it is given."""
-        train = self.data.train  # type: ignore[union-attr]
+        assert self.data is not None
+        train: Any = self.data.train
         return getattr(train, "source", train).last
 
     def _plain(self) -> torch.nn.Module:

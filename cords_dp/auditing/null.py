@@ -5,7 +5,8 @@ image has a gradient, a record that is not finite still has a class), so inside 
 
 * a training step never draws it: it is taken out of the `Pool`, while n, rate and normaliser stay as they are;
 * its last-layer gradient and the input of its last layer are zero, and so is its unit gradient in `match`;
-* it has no cell in a histogram of scores: its score there is NaN, which the package leaves out.
+* it has no cell in a histogram of scores or a table of predictions: its score and its logits there are NaN, which the
+  package leaves out.
 """
 
 from __future__ import annotations
@@ -40,6 +41,11 @@ def nulled(dataset: Dataset, indices: np.ndarray) -> Iterator[None]:
         yield
 
 
+def _same(records: Dataset, dataset: Dataset) -> bool:
+    """Is it the dataset, or the trainer's guard around it?"""
+    return records is dataset or getattr(records, "source", None) is dataset
+
+
 @contextmanager
 def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     before = vars(owner)[name]
@@ -62,7 +68,7 @@ def without(pool: Pool, indices: np.ndarray) -> Pool:
 
 def _batches_without(real: Callable[..., Any], dataset: Dataset, indices: np.ndarray) -> Callable[..., Any]:
     def batches(records: Dataset, pool: Pool, **rest: Any) -> Any:
-        return real(records, without(pool, indices) if records is dataset else pool, **rest)
+        return real(records, without(pool, indices) if _same(records, dataset) else pool, **rest)
 
     return batches
 
@@ -70,11 +76,13 @@ def _batches_without(real: Callable[..., Any], dataset: Dataset, indices: np.nda
 def _zero_rows(real: Callable[..., LastLayer], dataset: Dataset, indices: np.ndarray) -> Callable[..., LastLayer]:
     def at(self: Records, *args: Any, **kwargs: Any) -> LastLayer:
         layer = real(self, *args, **kwargs)
-        if self.dataset is not dataset:
+        if not _same(self.dataset, dataset):
             return layer
         r, a = layer.gradients.r.clone(), layer.gradients.a.clone()
         r[torch.from_numpy(indices)], a[torch.from_numpy(indices)] = 0.0, 0.0
-        return LastLayer(LastLayerGradients(r, a), layer.logits, layer.labels)
+        logits = layer.logits.clone()
+        logits[torch.from_numpy(indices)] = torch.nan  # no prediction, hence no cell in a table of `align`
+        return LastLayer(LastLayerGradients(r, a), logits, layer.labels)
 
     return at
 

@@ -177,7 +177,6 @@ def test_a_model_is_tried_on_zeros_in_the_shape_of_a_record():
         check_input(Net(), torch.zeros(6, dtype=torch.uint8))
 
 
-@pytest.mark.xfail(reason="the trainer does not call models.check_input yet (patch in the report)", strict=False)
 def test_records_that_the_model_cannot_read_end_in_an_error_of_ours(trainer, tmp_path):
     with pytest.raises(CordsDPError):
         train_on(trainer("FullDP"), splits(Listed([(torch.zeros(9), 1)] * 400)))
