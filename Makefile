@@ -21,7 +21,7 @@ $(STAMP): pyproject.toml
 demo: $(STAMP)  ## train privately on embedded data; a table and a picture
 	$(BIN)/python -m cords_dp demo
 
-# one process a core; a file's tests stay together because they share fixtures
+# one process per core; a file's tests stay together because they share fixtures
 test: $(STAMP)  ## the fast tests (what CI runs)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 

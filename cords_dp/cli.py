@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import sys
 from collections.abc import Sequence
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     gains = commands.add_parser("gains", help="plot true gains against what the mechanism samples (not private)")
     _add_config_arguments(gains)
     gains.add_argument("--out", type=Path, default=Path("runs/gains"), help="output folder")
-    gains.add_argument("--epochs", type=int, default=2, help="epochs to train before scoring (default 2)")
+    gains.add_argument("--epochs", type=_positive, default=2, help="epochs to train before scoring (default 2)")
     gains.add_argument(
         "--not-private", action="store_true", help="records outside the public benchmark sets may be shown"
     )
@@ -67,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     reproduce = commands.add_parser("reproduce", help="repeat an experiment of the paper, or all of them")
     reproduce.add_argument(
-        "name", metavar="NAME", help="main, imbalance, synthetic, timing, allocation, gains, cut, all"
+        "name", metavar="NAME", help="main, imbalance, synthetic, timing, allocation, gains, robust, cut, all"
     )
     reproduce.add_argument(
         "--preset",
@@ -77,7 +78,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     reproduce.add_argument("--dataset", action="append", default=[], help="only this dataset; may be repeated")
     reproduce.add_argument("--method", action="append", default=[], help="only this method; may be repeated")
-    reproduce.add_argument("--k", action="append", type=float, default=[], help="only this subset size; repeatable")
+    reproduce.add_argument(
+        "--share", action="append", type=float, default=[], help="only this share of the records; repeatable"
+    )
     reproduce.add_argument("--epsilon", action="append", type=float, default=[], help="only this budget; repeatable")
     reproduce.add_argument("--seeds", type=_positive, help="runs of each cell (default: the preset's)")
     reproduce.add_argument(
@@ -104,6 +107,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     demo.add_argument("--out", type=Path, default=Path("runs/demo"), help="output folder")
     demo.add_argument("--epsilon", type=float, default=3.0, help="privacy budget (default 3)")
     demo.set_defaults(handler=_demo)
+
+    audit = commands.add_parser("audit", help="try to refute the privacy claims of a config, on the package's own code")
+    _add_config_arguments(audit)
+    audit.add_argument("--epsilon", type=float, nargs="+", default=[1.0, 2.0], help="budgets (default 1 2)")
+    audit.add_argument("--out", type=Path, default=Path("runs/audit"), help="output folder")
+    audit.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    audit.add_argument("--canaries", type=_positive, default=1000, help="canaries of the one run (default 1000)")
+    audit.add_argument("--steps", type=_positive, default=60, help="steps with 128 canaries each (default 60)")
+    audit.add_argument("--draws", type=_positive, default=4000, help="draws of each release (default 4000)")
+    audit.add_argument("--trainings", type=_positive, default=600, help="short trainings a side (default 600)")
+    audit.set_defaults(handler=_audit)
 
     args = parser.parse_args(argv)
     return _guarded(args.handler, args)
@@ -153,16 +167,15 @@ def _load(args: argparse.Namespace) -> DotMap:
 
 
 def _run(args: argparse.Namespace) -> int:
+    from cords_dp.config import apply_override
     from cords_dp.distributed import joined_world
     from cords_dp.experiments.run import run_experiment
 
     cfg = _load(args)
-    if args.seed is not None:
-        cfg.train_args.seed = args.seed
-    if args.device is not None:
-        cfg.train_args.device = args.device
-    if args.resume:
-        cfg.ckpt.is_load = True
+    given = {"train_args.seed": args.seed, "train_args.device": args.device, "ckpt.is_load": args.resume or None}
+    for key, value in given.items():
+        if value is not None:
+            apply_override(cfg, f"{key}={value}")
     suffix = "" if args.seed is None else f"-seed{args.seed}"
     out = args.out or Path("runs") / (Path(args.config).stem + suffix)
     with joined_world() as world:
@@ -222,7 +235,7 @@ def _reproduce(args: argparse.Namespace) -> int:
     choice = {
         "datasets": args.dataset,
         "methods": args.method,
-        "fractions": args.k,
+        "shares": args.share,
         "epsilons": args.epsilon,
         "seeds": args.seeds,
         "overrides": args.overrides,
@@ -291,11 +304,29 @@ def _demo(args: argparse.Namespace) -> int:
     return 0
 
 
+def _audit(args: argparse.Namespace) -> int:
+    from cords_dp.auditing.audit import Effort, run_audit
+    from cords_dp.report.audits import audit_figure
+
+    effort = Effort(args.canaries, args.steps, args.draws, args.trainings)
+    report = run_audit(_load(args), args.epsilon, effort, tell=lambda line: print(line, file=sys.stderr))
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "audit.json").write_text(report.to_json() + "\n")
+    picture = audit_figure(report.rows(), args.out / "audit.png")
+    print(report.to_json() if args.json else f"{report.text()}\n\npicture: {picture}")
+    return 0 if report.passed else 1
+
+
 def _guarded(handler: object, args: argparse.Namespace) -> int:
     try:
         return handler(args)  # type: ignore[operator]
     except CordsDPError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:  # a full disk, a folder without permission; an error inside of a library has no file name
+        if error.filename is None and error.errno != errno.ENOSPC:
+            raise
+        print(f"error: {error.strerror}: {error.filename or 'the device'}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         again = "with --resume " if args.__dict__.get("resume") is not None else ""

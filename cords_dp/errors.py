@@ -5,6 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 
+def shown(value: object) -> str:
+    """A value for an error message: short, and whatever the value is (a live object, a page of text)."""
+    try:
+        text = repr(value)
+    except Exception:  # a broken __repr__ must not hide the error that was to be told
+        return f"<{type(value).__name__}>"
+    return text if len(text) < 80 else text[:77] + "..."
+
+
 class CordsDPError(Exception):
     """Base of every error that cords_dp raises on purpose."""
 
@@ -14,7 +23,7 @@ class ConfigError(CordsDPError, ValueError):
 
     def __init__(self, key: str, value: Any, fix: str):
         self.key, self.value, self.fix = key, value, fix
-        super().__init__(f"{key} = {value!r}: {fix}")
+        super().__init__(f"{key} = {shown(value)}: {fix}")
 
 
 class ConfigFileError(CordsDPError, FileNotFoundError):
@@ -27,6 +36,10 @@ class ToolkitMissingError(CordsDPError, ImportError):
 
 class DatasetUnavailableError(CordsDPError, RuntimeError):
     """A dataset is neither in the data directory nor to be had from where it is published."""
+
+
+class DataError(CordsDPError, ValueError):
+    """Records cannot be trained on. Never says which record, nor what is in it."""
 
 
 class UnsupportedModelError(CordsDPError, ValueError):

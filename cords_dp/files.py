@@ -7,6 +7,8 @@ import platform
 import re
 import secrets
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _TEMPORARY = re.compile(r"\..+\.(?P<host>[0-9a-f]{8})-(?P<pid>\d+)-[0-9a-f]{8}\.tmp")
@@ -18,19 +20,25 @@ def write_durably(path: Path, content: str | bytes, *, mode: int | None = None) 
     The content is on the device when this returns. ``mode`` sets the permissions (0o600: for the owner's eyes only)
     from the first byte on; otherwise the process' umask decides.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{_host()}-{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else mode)
-    try:
+    with replacing(path) as temporary:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if mode is None else mode)
         with open(descriptor, "wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A name to write a large file under; when the block ends the file is on the device and takes ``path``'s place."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{_host()}-{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    try:
+        yield temporary
+        _sync(temporary)
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    _sync_folder(path.parent)
+    _sync(path.parent)  # a rename is durable once its folder is
 
 
 def remove_stale(folder: Path) -> list[Path]:
@@ -45,9 +53,8 @@ def remove_stale(folder: Path) -> list[Path]:
     return removed
 
 
-def _sync_folder(folder: Path) -> None:
-    """A rename is durable once its folder is."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -109,6 +109,7 @@ def imports_of(path) -> set[str]:
 ARROWS = {
     "errors": set(),
     "files": set(),
+    "memory": set(),
     "toolkit": set(),
     "distributed": set(),
     "seeding": {"mechanisms"},
@@ -125,9 +126,14 @@ ARROWS = {
         "accounting", "config", "planning", "mechanisms", "datasets", "models", "selection", "registry", "dataloaders",
         "distributed", "seeding", "toolkit",
     },
+    "auditing": {
+        "accounting", "config", "planning", "mechanisms", "datasets", "selection", "registry", "dataloaders",
+        "training",
+    },
     "report": {"planning"},
     "experiments": {
         "config", "planning", "mechanisms", "datasets", "models", "selection", "training", "report", "distributed",
+        "memory",
     },
 }  # fmt: skip
 ABOVE_ALL = {"cli", "__main__", "__init__"}

@@ -1,6 +1,14 @@
 """Configs: CORDS' files, and the settings that they are read into. Knows no training."""
 
-from cords_dp.config.files import apply_override, config_digest, frozen_copy, load_config, thawed_copy, to_plain
+from cords_dp.config.files import (
+    apply_override,
+    config_digest,
+    frozen_copy,
+    given_copy,
+    load_config,
+    thawed_copy,
+    to_plain,
+)
 from cords_dp.config.presets import config_for
 from cords_dp.config.settings import PrivacySettings, SubsetSettings
 
@@ -11,6 +19,7 @@ __all__ = [
     "config_digest",
     "config_for",
     "frozen_copy",
+    "given_copy",
     "load_config",
     "thawed_copy",
     "to_plain",

@@ -11,11 +11,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 from dotmap import DotMap
 
-from cords_dp.config.settings import KNOWN_KEYS
+from cords_dp.config.keys import KEYS
 from cords_dp.config.values import suggest
 from cords_dp.errors import ConfigError, ConfigFileError
+
+_MOST_VALUES = 100_000
+_DEEPEST = 10
 
 
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> DotMap:
@@ -28,23 +32,45 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> DotMap:
     if path.suffix not in (".py", ".yaml", ".yml"):
         raise ConfigFileError(f"{path.name}: a config is a .py file with a dict `config`, or .yaml")
     try:
-        cfg = _load_yml(path) if path.suffix == ".yml" else load_config_data(str(path))
+        given = _read_yaml(path) if path.suffix in (".yaml", ".yml") else load_config_data(str(path))
+        if not isinstance(given, Mapping) or not given:  # a DotMap of anything but a dict is empty
+            raise ConfigFileError(f"{path.name} holds no config: its top level must be a dict of sections")
+        cfg = DotMap(given)
+    except ConfigFileError:
+        raise
     except AttributeError as error:
         raise ConfigFileError(f"{path.name} defines no dict called `config`") from error
+    except SystemExit as error:  # a script that was meant to be run
+        raise ConfigFileError(f"{path.name} ends the program ({error.code!r}) instead of defining `config`") from error
     except Exception as error:
         raise ConfigFileError(f"{path.name} cannot be read: {type(error).__name__}: {error}") from error
-    if not isinstance(cfg, Mapping):
-        raise ConfigFileError(f"{path.name} holds no config: its top level must be a dict of sections")
     for override in overrides:
         apply_override(cfg, override)
     return cfg
 
 
-def _load_yml(path: Path) -> DotMap:
-    """CORDS accepts ``.yml`` and then forgets to read it."""
+def _read_yaml(path: Path) -> Any:
+    """Plain values only. CORDS' own reader knows tags that build Python objects, and forgets to read ``.yml``."""
     import yaml
 
-    return DotMap(yaml.safe_load(path.read_text()))
+    given = yaml.safe_load(path.read_text())
+    _refuse_sprawl(given, path.name)
+    return given
+
+
+def _refuse_sprawl(given: Any, name: str) -> None:
+    """Anchors let a short file stand for a billion values, or for itself."""
+    level, seen = [given], 0
+    while level and seen <= _MOST_VALUES:
+        seen += len(level)
+        level = [
+            part
+            for value in level[: _MOST_VALUES + 1]
+            if isinstance(value, (dict, list, tuple))
+            for part in (value.values() if isinstance(value, dict) else value)
+        ]
+    if level:
+        raise ConfigFileError(f"{name} holds more than {_MOST_VALUES} values: that is no config")
 
 
 def apply_override(cfg: DotMap, override: str) -> None:
@@ -56,7 +82,7 @@ def apply_override(cfg: DotMap, override: str) -> None:
     target = cfg
     for depth, section in enumerate(sections):
         if section not in target:
-            if section not in KNOWN_KEYS or depth:
+            if section not in KEYS or depth:
                 raise ConfigError(".".join(sections), text, suggest(section, target.keys()))
             target[section] = DotMap()
         target = target[section]
@@ -75,11 +101,34 @@ def _parse_value(text: str) -> Any:
         return text
 
 
+def given_copy(cfg: Any) -> Mapping[str, Any]:
+    """A read-only copy of what a config says.
+
+    Empty dicts inside a section are left out: reading a key that is not there makes a DotMap put one there.
+    """
+    if not isinstance(cfg, Mapping):
+        raise ConfigError("config", cfg, "a config is a dict of sections; see configs/ for complete examples")
+    return MappingProxyType({str(key): _given(part, str(key), depth=1) for key, part in cfg.items()})
+
+
+def _given(value: Any, name: str, depth: int) -> Any:
+    if depth > _DEEPEST:
+        raise ConfigError(name, "...", f"has more than {_DEEPEST} levels: that is no config")
+    if isinstance(value, Mapping):
+        parts = {key: part for key, part in value.items() if not (isinstance(part, Mapping) and not part)}
+        return MappingProxyType({str(key): _given(part, f"{name}.{key}", depth + 1) for key, part in parts.items()})
+    return frozen_copy(value)
+
+
 def frozen_copy(value: Any) -> Any:
     """A read-only copy of a config. Live objects (a collate function, say) stay the same objects."""
     if isinstance(value, Mapping):
         return MappingProxyType({str(key): frozen_copy(part) for key, part in value.items()})
-    return tuple(value) if isinstance(value, list) else value
+    return tuple(_python(part) for part in value) if isinstance(value, list) else _python(value)
+
+
+def _python(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value  # no file format knows numpy's numbers
 
 
 def thawed_copy(value: Any) -> Any:
@@ -97,14 +146,17 @@ def _plain_value(value: Any) -> Any:
         return {str(key): _plain_value(part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain_value(part) for part in value]
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if value is None or isinstance(value, bool):
         return value
+    for kind in (int, float, str):  # of a subclass, such as numpy's floats, YAML knows nothing
+        if isinstance(value, kind):
+            return kind(value)
     return getattr(value, "__name__", type(value).__name__)
 
 
 def config_digest(cfg: Mapping[str, Any]) -> str:
     """A hash of what decides the gradients: one seed must not give two different trainings the same noise."""
     plain = to_plain(cfg)
-    plain.get("dataset", {}).pop("datadir", None)
+    (plain.get("dataset") or {}).pop("datadir", None)
     decisive = {key: plain.get(key) for key in ("dataset", "model", "loss", "optimizer", "scheduler")}
     return hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:16]

@@ -11,39 +11,15 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from cords_dp.config.values import flag, number, one_of, short, suggest, whole
+from cords_dp.config.keys import AUTO, KEYS, MOST_EPOCHS, TOP_LEVEL
+from cords_dp.config.values import flag, number, one_of, suggest, whole
 from cords_dp.errors import ConfigError
 
-AUTO = "auto"  # optimizer.lr and dataloader.batch_size that follow the plan
 GRADIENT_MODES = ("linear", "ghost", "ew", "hooks", "functorch")
 _PICK_COMPOSITIONS = ("paper", "bounded_range", "freeze")
-
-# Keys that CORDS' own configs and train loops use, and ours. `None`: the keys are those of a settings class.
-KNOWN_KEYS: dict[str, set[str] | None] = {
-    "dataset": {
-        "name", "datadir", "feature", "type", "classimb_ratio", "balanced_validation", "num_samples",
-        "ss_path", "data_dir", "wordvec_dim", "weight_path", "validation_fraction", "class_separation",
-        "keep_range", "cut_classes", "cut_share", "label_noise", "label_noise_kind",
-    },
-    "dataloader": {"shuffle", "batch_size", "pin_memory", "collate_fn"},
-    "model": {
-        "architecture", "type", "numclasses", "num_classes", "input_dim", "h1", "h2", "l1", "l2",
-        "wordvec_dim", "weight_path", "num_layers", "hidden_size", "args",
-    },
-    "ckpt": {"is_load", "is_save", "dir", "save_every"},
-    "loss": {"type", "use_sigmoid"},
-    "optimizer": {"type", "momentum", "lr", "lr1", "lr2", "lr3", "weight_decay", "nesterov"},
-    "scheduler": {
-        "type", "T_max", "T_0", "T_mult", "stepsize", "step_size", "gamma", "milestones", "max_steps",
-    },
-    "dss_args": None,
-    "train_args": {
-        "num_epochs", "device", "print_every", "run", "results_dir", "wandb", "print_args", "return_args",
-        "seed",
-    },
-    "privacy": None,
-}  # fmt: skip
-_TOP_LEVEL = {"setting", "is_reg", "report_tune", *KNOWN_KEYS}
+_MOST_EPSILON = 500.0  # e^ε has to be a number; nobody is protected long before
+_TINY = 1e-9
+_MOST_VIEWS = 1024  # of one image, held in memory together
 
 # Arguments of CORDS' strategies. They stand in every CORDS config and must not hinder a swap by one word.
 CORDS_STRATEGY_KEYS = frozenset(
@@ -140,43 +116,43 @@ class SubsetSettings:
 
 def check_sections(cfg: Mapping[str, Any]) -> None:
     """Refuse unknown sections and keys: a misspelt key must not be ignored. ``dss_args`` has a check of its own."""
+    known_sections = {*TOP_LEVEL, *KEYS}
     for section in cfg:
-        if section not in _TOP_LEVEL:
-            raise ConfigError(str(section), short(cfg[section]), suggest(section, _TOP_LEVEL))
-    for section, known in KNOWN_KEYS.items():
+        if section not in known_sections:
+            raise ConfigError(section, cfg[section], suggest(section, known_sections))
+    for section, keys in KEYS.items():
         if section not in cfg:
             continue
         if not isinstance(cfg[section], Mapping):
             raise ConfigError(section, cfg[section], "this is a section: write it as dict(...)")
-        if section == "privacy":
-            known = {f.name for f in fields(PrivacySettings)}
-        if known is not None:
+        if section != "dss_args":
+            known = {f.name for f in fields(PrivacySettings)} if keys is None else set(keys)
             check_keys(section, cfg[section], known)
 
 
 def check_keys(section: str, values: Mapping[str, Any], known: Collection[str]) -> None:
     for key in values:
         if key not in known:
-            raise ConfigError(f"{section}.{key}", short(values[key]), suggest(key, known))
+            raise ConfigError(f"{section}.{key}", values[key], suggest(key, known))
 
 
 def read_privacy(cfg: Mapping[str, Any]) -> PrivacySettings:
     """Read and check the ``privacy`` section."""
     from cords_dp.accounting import ACCOUNTANTS
 
-    section = dict(cfg.get("privacy") or {})
+    section = {key: value for key, value in (cfg.get("privacy") or {}).items() if value is not None}
     if "epsilon" not in section:
         raise ConfigError("privacy.epsilon", None, "a private strategy needs a budget: privacy=dict(epsilon=3.0)")
     settings = PrivacySettings(**section)
-    number("privacy.epsilon", settings.epsilon, low=0, infinite=True)
+    number("privacy.epsilon", settings.epsilon, low=0, high=_MOST_EPSILON, infinite=True)
     if settings.delta is not None:
         number("privacy.delta", settings.delta, low=0, high=1)
     if settings.split is not None:
-        number("privacy.split", settings.split, low=0, high=1)
+        number("privacy.split", settings.split, low=1e-3, high=1 - 1e-3)  # neither part vanishes
     for name in ("max_grad_norm", "selection_clip", "validation_clip"):
-        number(f"privacy.{name}", getattr(settings, name), low=0)
+        number(f"privacy.{name}", getattr(settings, name), low=_TINY, high=1 / _TINY)  # float32 has to hold it
     if settings.validation_noise is not None:
-        number("privacy.validation_noise", settings.validation_noise, low=0)
+        number("privacy.validation_noise", settings.validation_noise, low=_TINY, high=1 / _TINY)
     number("privacy.ema_decay", settings.ema_decay, low=0, high=1, low_included=True)
     one_of("privacy.composition", settings.composition, ("joint", "basic"))
     one_of("privacy.selection_composition", settings.selection_composition, (None, *_PICK_COMPOSITIONS))
@@ -186,8 +162,8 @@ def read_privacy(cfg: Mapping[str, Any]) -> PrivacySettings:
     one_of("privacy.grad_sample_mode", settings.grad_sample_mode, (AUTO, *GRADIENT_MODES))
     for name in ("poisson_sampling", "labels_public", "exact_metrics", "secure_noise", "reproducible_noise"):
         flag(f"privacy.{name}", getattr(settings, name))
-    for name in ("max_physical_batch_size", "augmentations"):
-        whole(f"privacy.{name}", getattr(settings, name))
+    whole("privacy.max_physical_batch_size", settings.max_physical_batch_size, high=10**9)
+    whole("privacy.augmentations", settings.augmentations, high=_MOST_VIEWS)
     if settings.account is not None and not isinstance(settings.account, str):
         raise ConfigError("privacy.account", settings.account, "must be the path of an account file")
     if not settings.poisson_sampling:
@@ -214,7 +190,6 @@ def read_subset(cfg: Mapping[str, Any], *, uses_all: bool) -> SubsetSettings:
         raise ConfigError(
             "dss_args.compute_fraction", settings.compute_fraction, "only FullDP takes it: use dss_args.fraction"
         )
-    whole("dss_args.select_every", settings.select_every)
     flag("dss_args.publish_subset", settings.publish_subset)
     flag("dss_args.secret_subset", settings.secret_subset)
     if settings.secret_subset and (cfg.get("ckpt") or {}).get("is_load"):
@@ -227,8 +202,7 @@ def read_training(cfg: Mapping[str, Any]) -> tuple[int, int | None, float | None
     for section in ("dataset", "dataloader", "model", "dss_args", "train_args", "optimizer", "loss"):
         if not cfg.get(section):
             raise ConfigError(section, None, "this section is missing; see configs/ for complete examples")
-    epochs = whole("train_args.num_epochs", cfg["train_args"].get("num_epochs"))
-    whole("train_args.print_every", cfg["train_args"].get("print_every", 1))
+    epochs = whole("train_args.num_epochs", cfg["train_args"].get("num_epochs"), high=MOST_EPOCHS)
     batch, rate = cfg["dataloader"].get("batch_size"), cfg["optimizer"].get("lr")
     return (
         epochs,

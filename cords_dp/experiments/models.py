@@ -22,7 +22,7 @@ _CRITERION = nn.CrossEntropyLoss(reduction="none")
 
 
 def model_table(names: list[str] | None = None) -> pd.DataFrame:
-    """A row a model: input, weights, what was replaced, the modes with right per-example gradients, or why not."""
+    """One row per model: input, weights, what was replaced, the modes with right per-example gradients, or why not."""
     return pd.DataFrame([_row(name) for name in (names or model_names())])
 
 

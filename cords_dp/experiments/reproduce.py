@@ -1,7 +1,7 @@
 """``python -m cords_dp reproduce NAME``: run an experiment of the catalogue and draw it.
 
-Each experiment leaves a folder with runs.csv (a row a run), curves.csv (a row an evaluated epoch), figures and tables
-that are made from these files alone, and, where the paper prints numbers, comparison.csv.
+Each experiment leaves a folder with runs.csv (one row per run), curves.csv (one row per evaluated epoch), figures and
+tables that are made from these files alone, and, where the paper prints numbers, comparison.csv.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def reproduce(
     *,
     datasets: Sequence[str] = (),
     methods: Sequence[str] = (),
-    fractions: Sequence[float] = (),
+    shares: Sequence[float] = (),
     epsilons: Sequence[float] = (),
     seeds: int | None = None,
     overrides: Sequence[str] = (),
@@ -48,7 +48,7 @@ def reproduce(
         preset,
         datasets=datasets,
         methods=methods,
-        fractions=fractions,
+        shares=shares,
         epsilons=epsilons,
         seeds=seeds,
         overrides=overrides,
@@ -65,7 +65,7 @@ def _tables(experiment: Experiment, name: str, out: Path) -> str:
     """The experiment's tables as Markdown, also written to tables.md."""
     frame = pd.read_csv(out / "runs.csv")
     parts = [f"## {experiment.title}"]
-    for title, table in accuracy_tables(frame, "r" if "r" in frame else "k").items():
+    for title, table in accuracy_tables(frame).items():
         parts.append(f"### {title}\n\n{to_markdown(table)}")
     if name == "imbalance":
         comparison = paper_comparison(frame, imbalance_table())
@@ -78,7 +78,7 @@ def _tables(experiment: Experiment, name: str, out: Path) -> str:
 
 
 def collect_curves(jobs: Sequence[Job], out: Path) -> pd.DataFrame:
-    """The metrics of every finished run in one frame: a row an evaluated epoch."""
+    """The metrics of every finished run in one frame: one row per evaluated epoch."""
     parts = []
     for job in jobs:
         path = out / "runs" / job.id / "metrics.csv"

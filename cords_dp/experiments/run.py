@@ -18,6 +18,7 @@ from dotmap import DotMap
 from cords_dp.config import thawed_copy, to_plain
 from cords_dp.distributed import current_world
 from cords_dp.files import write_durably
+from cords_dp.memory import keep_freed_memory
 from cords_dp.planning.statement import privacy_markdown, privacy_report
 from cords_dp.training import TrainClassifier, resolve
 
@@ -59,6 +60,7 @@ def run_experiment(cfg: DotMap, out: Path, *, progress: bool = True) -> RunResul
     epoch), CORDS' log, privacy.json and privacy.md, model.pt (a plain state_dict), result.json (the summary);
     subset.json only where the config asks to publish it. The privacy statement is there before the model is.
     """
+    keep_freed_memory()
     cfg = _into(cfg, out)
     resolve(cfg)
     trainer = TrainClassifier(cfg)

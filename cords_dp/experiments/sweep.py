@@ -8,7 +8,6 @@ that is killed loses only the runs in flight.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from tqdm import tqdm
 
 from cords_dp.experiments.jobs import RESULT, Job
 from cords_dp.experiments.workers import Failed, Finished, Happening, Started
+from cords_dp.files import write_durably
 
 
 class Backend(Protocol):
@@ -53,7 +53,7 @@ def run_jobs(jobs: Sequence[Job], out: Path, backend: Backend, *, title: str = "
                 collect(jobs, out).to_csv(out / "runs.csv", index=False)
             elif isinstance(happening, Failed):
                 failures[happening.job.name] = happening.error
-                _write(out / "failed" / f"{happening.job.id}.txt", happening.error.encode())
+                write_durably(out / "failed" / f"{happening.job.id}.txt", happening.error.encode())
             bar.set_postfix_str(f"{running} running, {len(failures)} failed")
     frame = collect(jobs, out)
     out.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ def is_finished(job: Job, out: Path) -> bool:
 
 
 def collect(jobs: Sequence[Job], out: Path) -> pd.DataFrame:
-    """One row a finished run: its labels, its result, its config's hash and the versions of what it ran on."""
+    """One row per finished run: its labels, its result, its config's hash and the versions of what it ran on."""
     rows = []
     for job in jobs:
         if is_finished(job, out):
@@ -80,12 +80,5 @@ def collect(jobs: Sequence[Job], out: Path) -> pd.DataFrame:
 
 def _store(job: Job, files: dict[str, bytes], out: Path) -> None:
     for name in sorted(files, key=RESULT.__eq__):  # the result last
-        _write(out / "runs" / job.id / name, files[name])
+        write_durably(out / "runs" / job.id / name, files[name])
     (out / "failed" / f"{job.id}.txt").unlink(missing_ok=True)
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(path.suffix + ".tmp")
-    temporary.write_bytes(content)
-    os.replace(temporary, path)

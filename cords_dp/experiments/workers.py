@@ -152,7 +152,7 @@ def available_cores() -> int:
 
 
 class RayTasks:
-    """One Ray task a job. ``address`` None starts a cluster on this machine; "auto" or host:port joins one."""
+    """One Ray task per job. ``address`` None starts a cluster on this machine; "auto" or host:port joins one."""
 
     def __init__(self, address: str | None = None, *, cpus: float = 1, gpus: float = 0):
         self.address, self.cpus, self.gpus = address, cpus, gpus

@@ -1,6 +1,6 @@
 """Models that keep CORDS' contract and Opacus'."""
 
-from cords_dp.models.build import build_model, check_model, model_names, register_model
+from cords_dp.models.build import build_model, check_input, check_model, model_names, register_model
 from cords_dp.models.convolutional import TanhCNN, WideResNet
 from cords_dp.models.private import make_private_ready
 from cords_dp.models.scattering import ScatterCNN, ScatterLinear
@@ -12,6 +12,7 @@ register_model("WideResNet", WideResNet)
 
 __all__ = [
     "build_model",
+    "check_input",
     "check_model",
     "make_private_ready",
     "model_names",

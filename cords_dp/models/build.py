@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from cords_dp.config.values import suggest, whole
 from cords_dp.datasets import DATASETS, dataset_name
-from cords_dp.errors import ConfigError, MechanismError
+from cords_dp.errors import ConfigError, CordsDPError, MechanismError
 
 ModelBuilder = Callable[..., nn.Module]
 _BUILDERS: dict[str, ModelBuilder] = {}
@@ -32,25 +33,81 @@ def model_names() -> list[str]:
     return sorted({*_BUILDERS, *_cords_names()})
 
 
-def check_model(cfg: Mapping[str, Any]) -> None:
-    name = cfg["model"].get("architecture")
+def check_model(cfg: Mapping[str, Any], *, own_data: bool = False) -> None:
+    """Refuse a model section that cannot be used. ``own_data``: the config does not say what the data is."""
+    section = cfg["model"]
+    name = section.get("architecture")
     if name not in _BUILDERS and name not in _cords_names():
         raise ConfigError("model.architecture", name, f"unknown; known are {', '.join(model_names())}")
+    info = None if own_data else DATASETS.get(dataset_name(cfg))
+    _class_count(section, info.num_classes if info else None)
+    inputs = section.get("input_dim")
+    if info and inputs is not None and len(info.shape) == 1 and inputs != info.shape[0]:
+        raise ConfigError("model.input_dim", inputs, f"a record has {info.shape[0]} numbers; leave the key out")
+
+
+def _class_count(section: Mapping[str, Any], of_data: int | None) -> int | None:
+    """How many classes the model tells apart, which must be those of the data; None where nobody says."""
+    counts = {f"model.{key}": section[key] for key in ("numclasses", "num_classes") if section.get(key) is not None}
+    for key, count in counts.items():
+        if of_data is not None and count != of_data:
+            raise ConfigError(key, count, f"the data has {of_data} classes; say so, or leave the key out")
+    if len(set(counts.values())) > 1:
+        raise ConfigError("model.num_classes", section["num_classes"], "contradicts model.numclasses; give one of them")
+    return next(iter(counts.values()), of_data)
 
 
 def build_model(cfg: Mapping[str, Any], *, seed: int, num_classes: int | None = None) -> nn.Module:
     """Build the model of a config with weights drawn from ``seed``, leaving torch's global RNG alone."""
-    check_model(cfg)
+    check_model(cfg, own_data=True)
     section = cfg["model"]
-    name = section["architecture"]
-    classes = int(section.get("numclasses") or section.get("num_classes") or num_classes or 0)
+    name, info = section["architecture"], DATASETS.get(dataset_name(cfg))
+    if num_classes is not None:
+        whole("num_cls", num_classes, low=2)
+    classes = _class_count(section, num_classes) or (info.num_classes if info else None)
+    if classes is None:
+        raise ConfigError("model.numclasses", None, "say how many classes the data has")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if name in _BUILDERS:
-            info = DATASETS.get(dataset_name(cfg))
-            args = dict(section.get("args") or {})
-            return _BUILDERS[name](num_classes=classes, input_shape=info.shape if info else None, **args)
+            args = {"num_classes": classes, "input_shape": info.shape if info else None}
+            return _built(name, _BUILDERS[name], args, section.get("args") or {})
         return _build_cords(name, section, classes, cfg)
+
+
+def _built(name: str, builder: ModelBuilder, args: Mapping[str, Any], own: Mapping[str, Any]) -> nn.Module:
+    """``builder`` with arguments and with ``model.args``; what it cannot use is told as the config's mistake."""
+    parameters = inspect.signature(builder).parameters
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        for key in own:
+            if key not in parameters:
+                raise ConfigError(f"model.args.{key}", own[key], suggest(key, parameters))
+    try:
+        model = builder(**{**args, **own})
+    except CordsDPError:
+        raise
+    except Exception as error:
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ConfigError("model.architecture", name, f"cannot be built with the other keys of model: {why}") from error
+    if not isinstance(model, nn.Module):
+        raise ConfigError("model.architecture", name, f"builds a {type(model).__name__}, not a torch module")
+    return model
+
+
+def check_input(model: nn.Module, record: torch.Tensor) -> None:
+    """Refuse a model that cannot read such records. It is shown zeros: nothing depends on what the record holds."""
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    training, problem = model.training, ""
+    try:
+        with torch.no_grad():
+            model.eval()(torch.zeros_like(record, device=device)[None])
+    except Exception as error:  # a layer's complaint about shapes or types, which are public
+        problem = str(error).splitlines()[0] if str(error) else type(error).__name__
+    finally:
+        model.train(training)
+    if problem:
+        shape = f"records of shape {tuple(record.shape)} and type {str(record.dtype).removeprefix('torch.')}"
+        raise ConfigError("model.architecture", type(model).__name__, f"cannot read {shape}: {problem}")
 
 
 # --- CORDS' own models ---------------------------------------------------------------------------
@@ -89,16 +146,15 @@ def _build_cords(name: str, section: Mapping[str, Any], classes: int, cfg: Mappi
         "num_layers": section.get("num_layers"),
         "hidden_size": section.get("hidden_size"),
     }
-    parameters = inspect.signature(builder).parameters
+    parameters, own = inspect.signature(builder).parameters, section.get("args") or {}
     args = {key: value for key, value in known.items() if key in parameters}
-    args.update(section.get("args") or {})
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()) and "num_classes" not in args:
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()) and "num_classes" not in own:
         args["num_classes"] = classes
     missing = [
         p.name
         for p in parameters.values()
-        if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD and args.get(p.name) is None
+        if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD and {**args, **own}.get(p.name) is None
     ]
     if missing:
         raise ConfigError(f"model.{missing[0]}", None, f"{name} needs it (or give it in model.args)")
-    return builder(**args)
+    return _built(name, builder, args, own)

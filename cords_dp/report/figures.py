@@ -14,6 +14,7 @@ from cords_dp.report.tables import WHOLE
 
 _STYLES: dict[str, dict[str, Any]] = {
     "GLISTERDP": {"color": "#C44E52", "marker": "o", "lw": 2.2, "zorder": 5},
+    "GLISTERDP match": {"color": "#DA8BC3", "marker": ">", "lw": 1.2},
     "GLISTERDP threshold": {"color": "#937860", "marker": "<", "lw": 1.2},
     "GLISTERDP top_k": {"color": "#DD8452", "marker": "v", "lw": 1.2},
     "GLISTERDP frozen": {"color": "#CCB974", "marker": "^", "lw": 1.2},
@@ -39,8 +40,8 @@ def _over_fraction(folder: Path, name: str, title: str) -> list[Path]:
             if method == WHOLE:
                 axis.axhline(100 * runs["accuracy"].mean(), label=method, **style)
             else:
-                _mean_line(axis, runs, "k", str(method), style)
-        axis.set_xlabel("subset, share k of the records")
+                _mean_line(axis, runs, "share", str(method), style)
+        axis.set_xlabel("share of the records per epoch")
     return _finish(figure, folder / name)
 
 
@@ -48,26 +49,50 @@ def _over_split(folder: Path, name: str, title: str) -> list[Path]:
     frame = pd.read_csv(folder / "runs.csv")
     figure, panels = _panels(frame, title)
     for axis, part in panels:
-        for (method, k), runs in part.groupby(["method", "k"], sort=False):
-            _mean_line(axis, runs, "r", f"{method}, k = {k:g}", _STYLES.get(str(method), {}))
-        axis.set_xlabel("share r of the budget for training")
+        for (method, size), runs in part.groupby(["method", "share"], sort=False):
+            _mean_line(
+                axis,
+                runs,
+                "split",
+                f"{method}, {100 * float(str(size)):g} % of the records",
+                _STYLES.get(str(method), {}),
+            )
+        axis.set_xlabel("share of the budget for training")
     return _finish(figure, folder / name)
 
 
 def _over_time(folder: Path, name: str, title: str) -> list[Path]:
     """Accuracy over seconds: one panel for each k, FullDP in all of them."""
     frame = pd.read_csv(folder / "curves.csv")
-    sizes = sorted(frame.loc[frame["method"] != WHOLE, "k"].unique())
+    sizes = sorted(frame.loc[frame["method"] != WHOLE, "share"].unique())
     figure, axes = plt.subplots(1, len(sizes), figsize=(4.2 * len(sizes), 3.8), squeeze=False, layout="constrained")
     figure.suptitle(_wrapped(title, len(sizes)))
-    for axis, k in zip(axes[0], sizes, strict=True):
-        for method, runs in frame[(frame["k"] == k) | (frame["method"] == WHOLE)].groupby("method", sort=False):
+    for axis, share in zip(axes[0], sizes, strict=True):
+        for method, runs in frame[(frame["share"] == share) | (frame["method"] == WHOLE)].groupby("method", sort=False):
             means = runs.groupby("epoch")[["seconds", "accuracy"]].mean()
             style = {key: value for key, value in _STYLES.get(str(method), {}).items() if key != "marker"}
             axis.plot(means["seconds"], 100 * means["accuracy"], label=method, **style)
-        axis.set(title=f"k = {k:g}", xlabel="seconds of training and selection", ylabel="test accuracy, %")
+        axis.set(
+            title=f"{100 * share:g} % of the records",
+            xlabel="seconds of training and selection",
+            ylabel="test accuracy, %",
+        )
         tidy_axis(axis)
     axes[0][0].legend(frameon=False, fontsize=8)
+    return _finish(figure, folder / name)
+
+
+def _over_scenario(folder: Path, name: str, title: str) -> list[Path]:
+    """A group of bars per scenario, one bar per method."""
+    frame = pd.read_csv(folder / "runs.csv")
+    figure, panels = _panels(frame, title)
+    for axis, part in panels:
+        cells = 100 * part.groupby(["scenario", "method"], sort=False)["accuracy"].agg(["mean", "std"])
+        means, spread = cells["mean"].unstack(sort=False), cells["std"].unstack(sort=False).fillna(0)
+        colours = [_STYLES.get(str(method), {}).get("color", "0.5") for method in means.columns]
+        means.plot.bar(ax=axis, yerr=spread, color=colours, width=0.8, rot=20, legend=False, capsize=1)
+        low = max(0.0, float(means.min().min()) - 5)
+        axis.set(ylim=(low, float(means.max().max()) + 2), xlabel="")
     return _finish(figure, folder / name)
 
 
@@ -79,13 +104,14 @@ def _gains(folder: Path, name: str, title: str) -> list[Path]:
 _KINDS: dict[str, Callable[[Path, str, str], list[Path]]] = {
     "over_fraction": _over_fraction,
     "over_split": _over_split,
+    "over_scenario": _over_scenario,
     "over_time": _over_time,
     "gains": _gains,
 }
 
 
 def _panels(frame: pd.DataFrame, title: str) -> tuple[Any, Iterator[tuple[Any, pd.DataFrame]]]:
-    """A row of axes for each dataset, one axis a budget."""
+    """A row of axes for each dataset, one axis per budget."""
     datasets, budgets = list(frame["dataset"].unique()), sorted(frame["budget"].unique())
     size = (4.6 * len(budgets), 3.6 * len(datasets) + 0.3)
     figure, axes = plt.subplots(len(datasets), len(budgets), figsize=size, squeeze=False, layout="constrained")

@@ -81,8 +81,8 @@ def _sweep_parts(folder: Path) -> list[str]:
     if frame.empty:
         return ["<p>No run has finished.</p>", *_failures(folder)]
     parts = [f"<p>{len(frame)} runs, {frame['seed'].nunique()} seeds. Test accuracy in percent, mean ± std.</p>"]
-    if {"dataset", "method", "budget", "k"} <= set(frame.columns):
-        for title, table in accuracy_tables(frame, "r" if "r" in frame else "k").items():
+    if {"dataset", "method", "budget", "share"} <= set(frame.columns):
+        for title, table in accuracy_tables(frame).items():
             parts.append(f"<h3>{html.escape(title)}</h3>{_table(table)}")
         by = ["method"]
     else:
@@ -117,7 +117,7 @@ def _time_figure(frame: pd.DataFrame, by: list[str]) -> str:
     left = seconds["train_seconds"]
     axis.barh(labels, seconds["selection_seconds"], left=left, color="#DD8452", label="selection")
     axis.invert_yaxis()
-    axis.set_xlabel("seconds a run, mean")
+    axis.set_xlabel("seconds per run, mean")
     tidy_axis(axis)
     figure.legend(frameon=False, fontsize=8, loc="outside upper right", ncols=2)
     return _inline(figure, "seconds of training and of selection")

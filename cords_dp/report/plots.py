@@ -33,7 +33,7 @@ def accuracy_curves(curves: Mapping[str, pd.DataFrame], path: Path, *, title: st
 def gains_figure(frame: pd.DataFrame, path: Path, *, title: str) -> Path:
     """True gains of all records against the gains that the mechanism samples.
 
-    ``frame`` has the columns gain, top_k (is it among the k largest?) and one column of probabilities a mechanism.
+    ``frame`` has the columns gain, top_k (is it among the k largest?) and one column of probabilities per mechanism.
     """
     figure, axis = plt.subplots(figsize=(6.5, 4), layout="constrained")
     gains = frame["gain"].to_numpy()

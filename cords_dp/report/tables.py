@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-WHOLE = "FullDP"  # does not depend on k: shown in every column
+WHOLE = "FullDP"  # does not depend on the share: shown in every column
 
 
 def mean_std(values: pd.Series) -> str:
@@ -18,7 +18,7 @@ def mean_std(values: pd.Series) -> str:
 
 
 def mean_table(frame: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
-    """One row a cell: mean and deviation of the accuracy over seeds, number of runs, mean seconds."""
+    """One row per cell: mean and deviation of the accuracy over seeds, number of runs, mean seconds."""
     keys = list(by) or ["strategy"]
     grouped = frame.groupby(keys, sort=False, dropna=False)
     table = grouped["accuracy"].agg(accuracy=mean_std, runs="size").reset_index()
@@ -26,33 +26,39 @@ def mean_table(frame: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     return table.assign(seconds=seconds.to_numpy())
 
 
-def accuracy_tables(frame: pd.DataFrame, across: str = "k") -> dict[str, pd.DataFrame]:
-    """Methods × k (or × r), one table for each dataset and budget."""
+def accuracy_tables(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Methods × the share of the records (or × split, × scenario), one table for each dataset and budget."""
+    across = next(column for column in ("split", "scenario", "share") if column in frame)
     tables = {}
     for (dataset, budget), part in frame.groupby(["dataset", "budget"], sort=False):
-        columns = sorted(part.loc[part["method"] != WHOLE, across].unique()) or [1.0]
+        columns = list(part.loc[part["method"] != WHOLE, across].unique()) or [1.0]
+        columns = columns if across == "scenario" else sorted(columns)
         rows = {}
         for method, runs in part.groupby("method", sort=False):
-            cells = {v: runs if method == WHOLE and across == "k" else runs[runs[across] == v] for v in columns}
-            rows[method] = {f"{across} = {v:g}": mean_std(cell["accuracy"]) for v, cell in cells.items()}
+            cells = {v: runs if method == WHOLE and across == "share" else runs[runs[across] == v] for v in columns}
+            rows[method] = {_heading(across, v): mean_std(cell["accuracy"]) for v, cell in cells.items()}
         table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("method").reset_index()
         tables[f"{dataset}, ε = {budget:g}"] = table
     return tables
 
 
+def _heading(across: str, value: object) -> str:
+    return str(value) if across == "scenario" else f"{across} = {value:g}"
+
+
 def paper_comparison(frame: pd.DataFrame, paper: pd.DataFrame) -> pd.DataFrame:
     """Each cell that the paper prints beside our mean: RandomDP against its RANDOM-DP, GLISTERDP against GLISTER-DP."""
     ours = frame[frame["method"].isin(["RandomDP", "GLISTERDP"])]
-    means = ours.groupby(["dataset", "method", "budget", "k"], sort=False)["accuracy"].agg(["mean", "std", "size"])
+    means = ours.groupby(["dataset", "method", "budget", "share"], sort=False)["accuracy"].agg(["mean", "std", "size"])
     merged = means.reset_index().merge(
-        paper.rename(columns={"strategy": "method", "epsilon": "budget", "fraction": "k"}),
-        on=["dataset", "method", "budget", "k"],
+        paper.rename(columns={"strategy": "method", "epsilon": "budget", "fraction": "share"}),
+        on=["dataset", "method", "budget", "share"],
     )
     return pd.DataFrame(
         {
             "dataset": merged["dataset"],
             "epsilon": merged["budget"],
-            "k": merged["k"],
+            "share": merged["share"],
             "method": merged["method"],
             "paper": (100 * merged["paper_accuracy"]).round(2),
             "ours": (100 * merged["mean"]).round(2),

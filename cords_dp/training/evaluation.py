@@ -71,7 +71,7 @@ class History:
         return " , ".join(parts)
 
     def to_csv(self, path: Path) -> None:
-        """One row an evaluated epoch: epoch, accuracy, loss, seconds, epsilon, then everything else."""
+        """One row per evaluated epoch: epoch, accuracy, loss, seconds, epsilon, then everything else."""
         first = {
             "epoch": "epoch",
             "tst_acc": "accuracy",

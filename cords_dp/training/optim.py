@@ -12,10 +12,12 @@ from torch.optim import Optimizer
 from torch.optim import lr_scheduler as schedulers
 
 from cords_dp.config.settings import AUTO
+from cords_dp.config.values import one_of
 from cords_dp.errors import ConfigError
 from cords_dp.planning import PrivacyPlan
 
 _LOGIT_NOISE = 2.5
+_LAYER_RATES = ("lr1", "lr2", "lr3")
 OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop")
 SCHEDULERS = (
     None,
@@ -29,15 +31,23 @@ SCHEDULERS = (
 
 
 def check_optimizer(cfg: Mapping[str, Any]) -> None:
-    kind = cfg["optimizer"].get("type")
-    if kind not in OPTIMIZERS:
-        raise ConfigError("optimizer.type", kind, f"must be one of {', '.join(OPTIMIZERS)}")
-    schedule = (cfg.get("scheduler") or {}).get("type")
-    if schedule not in SCHEDULERS:
+    """What the values of ``optimizer`` and ``scheduler`` mean together; each by itself is checked before."""
+    section, schedule = cfg["optimizer"], cfg.get("scheduler") or {}
+    one_of("optimizer.type", section.get("type"), OPTIMIZERS)
+    if section.get("nesterov") and section["type"] == "sgd" and not section.get("momentum"):
+        raise ConfigError("optimizer.nesterov", True, "is a kind of momentum: set optimizer.momentum, e.g. to 0.9")
+    given = [lr for lr in _LAYER_RATES if section.get(lr) is not None]
+    if given and len(given) < len(_LAYER_RATES):
+        raise ConfigError(f"optimizer.{given[0]}", section[given[0]], "give lr1, lr2 and lr3, or none of them")
+    kind = schedule.get("type")
+    if kind not in SCHEDULERS:
         known = ", ".join(str(s) for s in SCHEDULERS)
-        raise ConfigError(
-            "scheduler.type", schedule, f"must be one of {known} (a plateau rule would read private metrics)"
-        )
+        raise ConfigError("scheduler.type", kind, f"must be one of {known} (a plateau rule would read private metrics)")
+    if kind == "multistep" and not schedule.get("milestones"):
+        raise ConfigError("scheduler.milestones", None, "multistep needs the epochs at which to lower the rate")
+    sizes = [schedule[key] for key in ("stepsize", "step_size") if schedule.get(key) is not None]
+    if len(set(sizes)) > 1:
+        raise ConfigError("scheduler.step_size", schedule["step_size"], "contradicts scheduler.stepsize; give one")
 
 
 def planned_learning_rate(cfg: Mapping[str, Any], plan: PrivacyPlan, model: nn.Module) -> float:
@@ -83,7 +93,7 @@ def build_optimizer(cfg: Mapping[str, Any], model: nn.Module) -> Optimizer:
     groups = _parameter_groups(section, model)
     if section["type"] == "sgd":
         momentum = section.get("momentum") or 0.0
-        nesterov = bool(section.get("nesterov")) and momentum > 0
+        nesterov = bool(section.get("nesterov"))
         return torch.optim.SGD(groups, lr=lr, momentum=momentum, weight_decay=decay, nesterov=nesterov)
     classes = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "rmsprop": torch.optim.RMSprop}
     return classes[section["type"]](groups, lr=lr, weight_decay=decay)
@@ -102,7 +112,7 @@ def _parameter_groups(section: Mapping[str, Any], model: nn.Module) -> list[dict
         "layer1": "lr2",
         "conv1": "lr3",
     }
-    named = all(section.get(lr) for lr in ("lr1", "lr2", "lr3")) and all(hasattr(model, m) for m in layers)
+    named = all(section.get(lr) for lr in _LAYER_RATES) and all(hasattr(model, m) for m in layers)
     if not named:
         return [{"params": list(model.parameters())}]
     groups = [{"params": list(getattr(model, m).parameters()), "lr": section[lr]} for m, lr in layers.items()]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import torch
 
 import cords_dp.dataloaders.builtin  # noqa: F401 - registers the strategies that come with us
-from cords_dp.config import PrivacySettings, SubsetSettings, frozen_copy
+from cords_dp.config import PrivacySettings, SubsetSettings, frozen_copy, given_copy
+from cords_dp.config.keys import check_values
 from cords_dp.config.settings import (
     AUTO,
     CORDS_STRATEGY_KEYS,
@@ -20,14 +22,15 @@ from cords_dp.config.settings import (
     read_subset,
     read_training,
 )
-from cords_dp.config.values import short
-from cords_dp.datasets import check_dataset, known_sizes
+from cords_dp.config.values import folder, list_of, one_of
+from cords_dp.datasets import check_dataset, holds_images, known_sizes
 from cords_dp.distributed import current_world, local_rank
-from cords_dp.errors import ConfigError
+from cords_dp.errors import AccountingError, ConfigError
 from cords_dp.models import check_model
 from cords_dp.planning import Mechanism, PrivacyPlan, build_plan, read_mechanism
 from cords_dp.planning.mechanism import mechanism_keys, registered_mechanisms
 from cords_dp.registry import Strategy, get_strategy
+from cords_dp.training.evaluation import LABELS
 from cords_dp.training.optim import check_optimizer
 
 _OWN_KEYS = frozenset({"type", "mechanism", "collate_fn", *(f.name for f in fields(SubsetSettings))})
@@ -61,17 +64,22 @@ class Run:
         """The privacy plan for public sizes, or None for a strategy that is not private."""
         if self.privacy is None:
             return None
-        return build_plan(
-            self.strategy.name,
-            self.privacy,
-            self.subset,
-            self.mechanism,
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            n=n,
-            n_validation=n_validation,
-            uses_all=self.strategy.uses_all,
-        )
+        try:
+            return build_plan(
+                self.strategy.name,
+                self.privacy,
+                self.subset,
+                self.mechanism,
+                epochs=self.epochs,
+                batch_size=self.batch_size,
+                n=n,
+                n_validation=n_validation,
+                uses_all=self.strategy.uses_all,
+            )
+        except AccountingError as error:
+            raise ConfigError(
+                "privacy.epsilon", self.privacy.epsilon, f"no noise meets this budget with the other keys: {error}"
+            ) from error
 
     def with_plan(self, plan: PrivacyPlan | None, learning_rate: float) -> Run:
         """The same run with everything known: batch size and learning rate as they will be used."""
@@ -90,16 +98,19 @@ class Run:
 def resolve(cfg: Mapping[str, Any], *, own_data: bool = False, plan: bool = True) -> Run:
     """Check everything that can be checked without data. The config itself is left as it is.
 
-    ``own_data``: datasets will be handed to ``train``. ``plan``: also make the plan, which takes seconds.
+    ``own_data``: datasets will be handed to ``train``. ``plan``: the run is about to start; also look at the folders
+    that it will write to, and make the plan, which takes seconds.
     """
-    config = frozen_copy(cfg)
-    strategy = get_strategy((config.get("dss_args") or {}).get("type"))
+    config = given_copy(cfg)
     check_sections(config)
+    check_values(config)
+    strategy = get_strategy((config.get("dss_args") or {}).get("type"))
     if strategy.private:
         check_keys("dss_args", config["dss_args"], {*_OWN_KEYS, *CORDS_STRATEGY_KEYS, *mechanism_keys()})
     epochs, batch_size, learning_rate = read_training(config)
     check_optimizer(config)
-    check_model(config)
+    check_model(config, own_data=own_data)
+    _check_metrics(config["train_args"])
     for key, value in (("dataloader.batch_size", batch_size), ("optimizer.lr", learning_rate)):
         if value is None and not strategy.private:
             raise ConfigError(key, AUTO, "follows the privacy plan, which only private strategies have; give a number")
@@ -108,6 +119,8 @@ def resolve(cfg: Mapping[str, Any], *, own_data: bool = False, plan: bool = True
         check_dataset(config, private=strategy.private)
     privacy = read_privacy(config) if strategy.private else None
     subset = read_subset(config, uses_all=strategy.uses_all) if strategy.private else SubsetSettings()
+    if privacy and privacy.augmentations > 1 and not own_data and not holds_images(config):
+        raise ConfigError("privacy.augmentations", privacy.augmentations, "only images can be shown in other views")
     mechanism = read_mechanism(config["dss_args"], privacy, subset) if privacy and strategy.selects else None
     run = Run(
         config=_with_defaults(config, strategy, subset),
@@ -119,13 +132,22 @@ def resolve(cfg: Mapping[str, Any], *, own_data: bool = False, plan: bool = True
         batch_size=batch_size,
         learning_rate=learning_rate,
         device=_device(config["train_args"].get("device")),
-        seed=_seed(config["train_args"].get("seed")),
+        seed=config["train_args"].get("seed"),
         unused=_unused_keys(config, strategy, mechanism) if strategy.private else (),
     )
     _check_publishing(run)
+    if plan:
+        folder("train_args.results_dir", run.config["train_args"]["results_dir"])
+        folder("ckpt.dir", run.config["ckpt"]["dir"])
     if plan and not own_data and strategy.private and (sizes := known_sizes(config)) is not None:
         run.plan(*sizes)  # batch size, delta and selection rules depend on n
     return run
+
+
+def _check_metrics(section: Mapping[str, Any]) -> None:
+    for key in ("print_args", "return_args"):
+        if section.get(key) is not None:
+            list_of(f"train_args.{key}", section[key], partial(one_of, choices=LABELS), empty=True)
 
 
 def _check_loss(config: Mapping[str, Any], strategy: Strategy) -> None:
@@ -148,14 +170,14 @@ def _unused_keys(config: Mapping[str, Any], strategy: Strategy, mechanism: Mecha
             users = ", ".join(m.name for m in registered_mechanisms() if key in m.own_keys())
             raise ConfigError(
                 f"dss_args.{key}",
-                short(dss_args[key]),
+                dss_args[key],
                 f"mechanism {mechanism.name!r} does not use it; remove it, or choose dss_args.mechanism from {users}",
             )
         for key in foreign:
             users = ", ".join(m.name for m in registered_mechanisms() if key in m.privacy_keys)
             raise ConfigError(
                 f"privacy.{key}",
-                short(privacy[key]),
+                privacy[key],
                 f"mechanism {mechanism.name!r} does not use it; remove it, or choose dss_args.mechanism from {users}",
             )
     else:  # it does not select at all, so CORDS' keys about selecting need no mention
@@ -186,26 +208,29 @@ def _with_defaults(config: Mapping[str, Any], strategy: Strategy, subset: Subset
     }
     if strategy.uses_all:
         defaults["dss_args"]["fraction"] = 1.0
-    sections = {name: {**values, **(config.get(name) or {})} for name, values in defaults.items()}
-    return frozen_copy({"setting": "SL", "is_reg": False, **config, **sections})
+    top = {"setting": "SL", "is_reg": False}
+    sections = {name: _over(values, config.get(name) or {}) for name, values in defaults.items()}
+    return frozen_copy({**config, **_over(top, {key: config.get(key) for key in top}), **sections})
+
+
+def _over(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """``given``, and the defaults of what it leaves out; None counts as left out."""
+    missing = {key: value for key, value in defaults.items() if given.get(key) is None}
+    return {**given, **missing}
 
 
 def _device(name: Any) -> str:
-    wanted = str(name or "cpu")
+    wanted = "cpu" if name is None else str(name) if isinstance(name, (str, torch.device)) else ""
     try:
         device = torch.device(wanted)
-    except RuntimeError as error:
-        raise ConfigError("train_args.device", wanted, "must be cpu, cuda or cuda:N") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index):
+        raise ConfigError("train_args.device", name, "must be cpu, cuda or cuda:N")
+    if device.type == "cpu":
+        return wanted
+    if not torch.cuda.is_available():
         return "cpu"
-    if device.type == "cuda" and current_world().size > 1:
-        return f"cuda:{local_rank()}"
-    return wanted
-
-
-def _seed(value: Any) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ConfigError("train_args.seed", value, "must be a whole number of at least 0, or left out")
-    return value
+    if device.index is not None and device.index >= torch.cuda.device_count():
+        raise ConfigError("train_args.device", name, f"this machine has {torch.cuda.device_count()} CUDA devices")
+    return f"cuda:{local_rank()}" if current_world().size > 1 else wanted

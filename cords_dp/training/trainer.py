@@ -31,7 +31,15 @@ from cords_dp import toolkit
 from cords_dp.accounting import Account, Ledger, Reservation
 from cords_dp.config import config_digest, thawed_copy
 from cords_dp.dataloaders import poisson_batches
-from cords_dp.datasets import Splits, build_dataset, data_binding, known_sizes, sequential_batches, with_features
+from cords_dp.datasets import (
+    Splits,
+    build_dataset,
+    checked_splits,
+    data_binding,
+    known_sizes,
+    sequential_batches,
+    with_features,
+)
 from cords_dp.distributed import current_world
 from cords_dp.errors import BudgetExceededError, ConfigError, MechanismError
 from cords_dp.mechanisms.noise import noise_source
@@ -153,6 +161,8 @@ class TrainClassifier(toolkit.TrainClassifier):
     def _begin(self, data: Splits | None) -> Splits:
         """Resolve the config, plan and build the model; only then open the log and read the data."""
         run = self.run = resolve(self.cfg, own_data=data is not None)
+        if data is not None and not run.config["is_reg"]:
+            data = checked_splits(data, private=run.strategy.private)
         sizes = known_sizes(run.config) if data is None else None
         if sizes is None:  # public, but they have to be counted
             data = data or build_dataset(run.config, Streams(run.seed).numpy("data"))

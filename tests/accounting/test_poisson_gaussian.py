@@ -44,7 +44,11 @@ def test_rdp_is_an_upper_bound_in_both_directions(sigma, rate, order):
 
 
 @settings(max_examples=40)
-@given(sigma=st.floats(0.5, 30), rate=st.floats(1e-4, 1.0), order=st.sampled_from(composition._RDP_ORDERS[:80]))
+@given(
+    sigma=st.floats(0.5, 30),
+    rate=st.floats(1e-4, 1.0),
+    order=st.sampled_from([o for o in composition._RDP_ORDERS if o <= 32]),
+)
 def test_rdp_is_an_upper_bound_wherever_it_is_finite(sigma, rate, order):
     assert (
         PoissonGaussian(sigma, rate).rdp(order) >= max(rdp_by_integration(PoissonGaussian(sigma, rate), order)) - 1e-10
@@ -63,9 +67,9 @@ def test_the_price_of_upper_bounds_at_fractional_orders_is_small():
     for event in (PoissonGaussian(1.5, 0.04, 2250), PoissonGaussian(1.0, 0.01, 1000), PoissonGaussian(3.0, 0.5, 100)):
         exact = min(
             event.count * max(rdp_by_integration(event, a)) + math.log1p(-1 / a) - math.log(1e-5 * a) / (a - 1)
-            for a in composition._RDP_ORDERS[:100]
+            for a in [o for o in composition._RDP_ORDERS if o <= 50]
         )
-        assert exact <= epsilon_bound([event], 1e-5, "rdp").epsilon <= 1.011 * exact
+        assert exact * (1 - 1e-9) <= epsilon_bound([event], 1e-5, "rdp").epsilon <= 1.011 * exact
 
 
 def test_orders_that_do_not_converge_are_left_out_quietly(capfd):

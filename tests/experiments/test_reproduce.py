@@ -31,10 +31,10 @@ def made_up_runs(r=None):
     for method in ("GLISTERDP", "RandomDP", "FullDP"):
         for k in (1.0,) if method == "FullDP" else (0.1, 0.5):
             for seed in range(3):
-                row = {"dataset": "mnist", "method": method, "k": k, "budget": 3.0, "seed": seed}
+                row = {"dataset": "mnist", "method": method, "share": k, "budget": 3.0, "seed": seed}
                 row |= {"strategy": method, "accuracy": 0.9 + 0.01 * rng.normal()}
                 row |= {"train_seconds": 2.0, "selection_seconds": 1.0, "config_hash": f"{method}{k}{seed}"}
-                rows.append(row | ({} if r is None else {"r": r}))
+                rows.append(row | ({} if r is None else {"split": r}))
     return pd.DataFrame(rows)
 
 
@@ -61,7 +61,7 @@ def test_every_config_of_the_catalogue_is_sound(name, preset):
 def test_the_paper_s_grid_is_complete():
     jobs = experiment_jobs("imbalance", "full")
     for dataset in ("mnist", "cifar10", "cifar100"):
-        cells = {(j.labels["budget"], j.labels["k"]) for j in jobs if j.labels["dataset"] == dataset}
+        cells = {(j.labels["budget"], j.labels["share"]) for j in jobs if j.labels["dataset"] == dataset}
         assert {(e, k) for e in (3.0, 8.0) for k in FRACTIONS} <= cells
     assert len(imbalance_table()) == 60
 
@@ -69,7 +69,7 @@ def test_the_paper_s_grid_is_complete():
 def test_methods_of_a_cell_differ_in_the_method_only():
     """Same ε, δ, epochs, batch, model and optimizer for all."""
     jobs = [
-        j for j in experiment_jobs("cut", "cpu", seeds=1) if j.labels["dataset"] == "mnist" and j.labels["k"] == 0.1
+        j for j in experiment_jobs("cut", "cpu", seeds=1) if j.labels["dataset"] == "mnist" and j.labels["share"] == 0.1
     ]
     assert len(jobs) == len(METHODS) - 1
     for section in ("dataset", "dataloader", "model", "optimizer", "train_args"):
@@ -82,7 +82,7 @@ def test_one_run_that_selects_is_evaluated_as_it_goes():
     """For the report's figure of ε over epochs."""
     jobs = experiment_jobs("imbalance", "quick")
     often = [j for j in jobs if j.config["train_args"]["print_every"] < 10]
-    assert [(j.labels["method"], j.labels["k"]) for j in often] == [("GLISTERDP", 0.1)]
+    assert [(j.labels["method"], j.labels["share"]) for j in often] == [("GLISTERDP", 0.1)]
 
 
 def test_numbers_of_a_column_have_the_same_digits():
@@ -107,11 +107,11 @@ def test_tables_show_mean_and_deviation_and_full_training_in_every_column():
     (title,) = tables = accuracy_tables(made_up_runs())
     assert title == "mnist, ε = 3"
     table = tables[title].set_index("method")
-    assert list(table.columns) == ["k = 0.1", "k = 0.5"]
-    assert table.loc["FullDP", "k = 0.1"] == table.loc["FullDP", "k = 0.5"]
+    assert list(table.columns) == ["share = 0.1", "share = 0.5"]
+    assert table.loc["FullDP", "share = 0.1"] == table.loc["FullDP", "share = 0.5"]
     frame = made_up_runs()
-    cell = 100 * frame[(frame["method"] == "RandomDP") & (frame["k"] == 0.5)]["accuracy"]
-    assert table.loc["RandomDP", "k = 0.5"] == f"{cell.mean():.2f} ± {cell.std():.2f}"
+    cell = 100 * frame[(frame["method"] == "RandomDP") & (frame["share"] == 0.5)]["accuracy"]
+    assert table.loc["RandomDP", "share = 0.5"] == f"{cell.mean():.2f} ± {cell.std():.2f}"
     assert to_markdown(tables[title]).count("\n") == 4
     assert mean_table(frame, ["method"])["runs"].tolist() == [6, 6, 3]
 
@@ -119,7 +119,7 @@ def test_tables_show_mean_and_deviation_and_full_training_in_every_column():
 def test_the_comparison_pairs_our_cells_with_the_paper_s():
     frame = paper_comparison(made_up_runs(), imbalance_table())
     assert len(frame) == 4
-    row = frame[(frame["method"] == "RandomDP") & (frame["k"] == 0.1)].iloc[0]
+    row = frame[(frame["method"] == "RandomDP") & (frame["share"] == 0.1)].iloc[0]
     assert row["paper"] == 69.82
     assert row["difference"] == pytest.approx(row["ours"] - row["paper"], abs=0.011)
 
@@ -152,7 +152,7 @@ def reproduced(tmp_path_factory):
 def test_an_experiment_leaves_csv_figures_and_tables(reproduced):
     folder = reproduced / "synthetic"
     runs = pd.read_csv(folder / "runs.csv")
-    assert {"method", "k", "budget", "seed", "accuracy", "config_hash", "v_torch"} <= set(runs.columns)
+    assert {"method", "share", "budget", "seed", "accuracy", "config_hash", "v_torch"} <= set(runs.columns)
     assert len(runs) == 4
     for name in ("synthetic.png", "synthetic.svg", "tables.md", "curves.csv", "experiment.json"):
         assert (folder / name).stat().st_size > 100

@@ -15,8 +15,8 @@ from builders import Selecting, make_plan
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution, from_gaussian_mechanism
 from prv_accountant.privacy_random_variables import GaussianMechanism
 from scipy import integrate
+from steps import batch_of, clipped_sum_by_loop, engine_for, net_for, recorded_step, seeded_noise
 from torch import nn
-from training.steps import batch_of, clipped_sum_by_loop, engine_for, net_for, recorded_step, seeded_noise
 
 from cords_dp.accounting import (
     TRAINING_DATA,

@@ -18,8 +18,8 @@ from builders import data_of
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from replay.recording import Case, Frozen, Tape, run
+from steps import LinearNet, recording_engine
 from torch import nn
-from training.steps import LinearNet, recording_engine
 
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, ExponentialPicks, GumbelFreeze
 from cords_dp.config import PrivacySettings, SubsetSettings

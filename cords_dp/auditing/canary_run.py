@@ -1,0 +1,298 @@
+"""The one-run canary audit, through the real trainer."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from dotmap import DotMap
+from scipy.stats import beta
+from torch import Tensor
+from torch.utils.data import Dataset
+from tqdm import tqdm
+
+from cords_dp.accounting import TRAINING_DATA, Event, PoissonGaussian
+from cords_dp.auditing.cost import epsilon_at
+from cords_dp.auditing.findings import Finding
+from cords_dp.auditing.null import nulled
+from cords_dp.auditing.one_run import count_right, epsilon_from_guesses
+from cords_dp.auditing.toys import CRITERION, LENGTH, AuditedSet, along_canaries, canaries, shifted_classes
+from cords_dp.auditing.trade_off import Counts, epsilon_of_events
+from cords_dp.config import thawed_copy
+from cords_dp.datasets import Splits, records_at
+from cords_dp.errors import ConfigError
+from cords_dp.mechanisms.noise import secure_generator
+from cords_dp.planning import PrivacyPlan
+from cords_dp.training import TrainClassifier, resolve
+
+_SIDE = 8  # inputs of the ordinary records
+_GUESSED = 0.3  # of the canaries; on the others the guesser abstains
+_GUESS_DELTA = 1e-9  # 2·m·δ has to be small beside the joint confidence
+
+
+class WatchedSet(AuditedSet):
+    """Remembers which records were last read: at the end of a step, its batch."""
+
+    last = np.zeros(0, dtype=np.int64)
+
+    def batch(self, indices: Any) -> tuple[Tensor, Tensor]:
+        self.last = np.asarray(indices)
+        return super().batch(indices)
+
+
+@dataclass(frozen=True)
+class CanarySet:
+    """``count`` canaries and as many ordinary records, a validation and a test set."""
+
+    count: int
+
+    @property
+    def n(self) -> int:
+        return 2 * self.count
+
+    @property
+    def inputs(self) -> int:
+        return self.count + _SIDE
+
+    def splits(self) -> Splits:
+        def ordinary(count: int, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+            x, y = shifted_classes(count, share, seed, inputs=_SIDE)
+            return np.concatenate([np.zeros((count, self.count), dtype=np.float32), x], axis=1), y
+
+        x, y = canaries(self.count, self.inputs)
+        ordinary_x, ordinary_y = ordinary(self.count, 0.2, 1)
+        train = WatchedSet(np.concatenate([x, ordinary_x]), np.concatenate([y, ordinary_y]))
+        validation, test = AuditedSet(*ordinary(200, 0.8, 2)), AuditedSet(*ordinary(50, 0.8, 3))
+        validation.audited_as = "V"
+        return Splits(train, validation, test, 2)
+
+
+def audited_config(cfg: Any, epsilon: float, data: CanarySet, folder: str) -> DotMap:
+    """The config's strategy, schedule and privacy on the canary set, with a linear model whose weights hardly move.
+
+    ε does not depend on the model or the learning rate; the canaries' gradients do, and stay long this way.
+    """
+    config = thawed_copy(cfg)
+    if "privacy" not in config:
+        raise ConfigError("privacy", None, "an audit needs a private strategy: there is no claim to try otherwise")
+    config["dataset"] = {"name": "audit"}
+    config["model"] = {"architecture": "LogisticRegNet", "input_dim": data.inputs, "numclasses": 2}
+    config["optimizer"] = {"type": "sgd", "lr": 1.0, "momentum": 0.0}
+    config["scheduler"] = {"type": None}
+    config["ckpt"] = {"is_load": False, "is_save": False, "dir": folder, "save_every": 1}
+    epochs = int(config["train_args"]["num_epochs"])
+    config["train_args"] = {"num_epochs": epochs, "device": "cpu", "print_every": epochs, "run": 1,
+                            "results_dir": folder, "print_args": ["tst_loss"]}  # fmt: skip
+    config["privacy"] = {**config["privacy"], "epsilon": epsilon, "ema_decay": 0.0, "augmentations": 1}
+    k = int(data.n * (config["dss_args"].get("fraction") or 1.0))
+    batch = config.setdefault("dataloader", {}).get("batch_size")
+    if isinstance(batch, int) and batch > k // 2:
+        config["dataloader"]["batch_size"] = max(1, k // 4)
+    audited = DotMap(config)
+    plan = audited_plan(audited, data)
+    spread = plan.sigma * plan.privacy.max_grad_norm * plan.shape.steps**0.5 * LENGTH
+    audited.optimizer.lr = 0.01 * plan.shape.batch_size / spread  # noise moves a canary's logit by 0.01 in all
+    return audited
+
+
+def audited_plan(config: DotMap, data: CanarySet) -> PrivacyPlan:
+    plan = resolve(config, own_data=True).plan(data.n, 200)
+    if plan is None or plan.noiseless:
+        raise ConfigError("dss_args.type", config["dss_args"]["type"], "an audit needs a private strategy")
+    return plan
+
+
+class ObservedTraining(TrainClassifier):
+    """The real trainer, and an observer who sees the weights after every step, as the guarantee allows."""
+
+    def __init__(self, config: DotMap, count: int):
+        super().__init__(config)
+        self.show_progress, self.count, self.seen, self.drawn = False, count, list[np.ndarray](), list[np.ndarray]()
+        self._before: Tensor | None = None
+
+    def _open_log(self) -> None:
+        super()._open_log()
+        self.logger.disabled = True  # the run is the audit's own
+
+    def _train_epoch(self, epoch: int, bar: tqdm) -> dict[str, float]:
+        if self._before is None:
+            self._before = self._weight()
+            self.initial = {k: v.detach().clone() for k, v in self._plain().state_dict().items()}
+        return super()._train_epoch(epoch, bar)
+
+    def _after_step(self, bar: tqdm) -> None:
+        super()._after_step(bar)
+        now, plan = self._weight(), self.plan
+        assert plan is not None
+        assert self._before is not None
+        assert self.run.learning_rate is not None
+        scale = plan.shape.batch_size / (self.run.learning_rate * plan.privacy.max_grad_norm)
+        self.seen.append(along_canaries((self._before - now) * scale, self.count))
+        self.drawn.append(np.isin(np.arange(self.count), self.data.train.last))  # type: ignore[union-attr]
+        self._before = now
+
+    def _plain(self) -> torch.nn.Module:
+        model = self.progress.model
+        return getattr(model, "_module", model)
+
+    def _weight(self) -> Tensor:
+        return self._plain().linear.weight.detach().double().clone()  # type: ignore[union-attr, operator]
+
+
+@dataclass(frozen=True)
+class Observed:
+    """One run: which canaries were in and which each step drew (the auditor knows the coins), what each step showed of
+    each canary in clip norms (steps × canaries), and by how much the loss of each fell."""
+
+    plan: PrivacyPlan
+    charged: tuple[Event, ...]
+    included: np.ndarray
+    drawn: np.ndarray
+    projections: np.ndarray
+    losses: np.ndarray
+
+
+def observe(config: DotMap, data: CanarySet) -> Observed:
+    splits = data.splits()
+    included = secure_generator().random(data.count) < 0.5
+    trainer = ObservedTraining(config, data.count)
+    with nulled(splits.train, np.flatnonzero(~included)):
+        trainer.train(trainset=splits.train, validset=splits.validation, testset=splits.test, num_cls=2)
+    assert trainer.plan is not None
+    after = {k: v.detach().clone() for k, v in trainer._plain().state_dict().items()}
+    losses = _losses(trainer.initial, splits.train, data.count) - _losses(after, splits.train, data.count)
+    charged = tuple(trainer.ledger.events(TRAINING_DATA))
+    return Observed(trainer.plan, charged, included, np.array(trainer.drawn), np.array(trainer.seen), losses)
+
+
+def _losses(weights: dict[str, Tensor], dataset: Dataset, count: int) -> np.ndarray:
+    x, y = records_at(dataset, np.arange(count))
+    logits = x.double() @ weights["linear.weight"].double().T + weights["linear.bias"].double()
+    return CRITERION(logits, y).numpy()
+
+
+def audit_run(config: DotMap, data: CanarySet) -> list[Finding]:
+    """One training run; what its steps and what its final losses tell about the canaries."""
+    run = observe(config, data)
+    scores = step_scores(run)
+    rates = {e.rate for e in run.plan.shape.epochs if e.steps}
+    name = f"run, {config['dss_args']['type']}"
+    return [
+        _guesses(f"{name}: steps", run, scores),
+        _guesses(f"{name}: final losses", run, run.losses),
+        _trade_off(f"{name}: all steps", run),
+        _drawn_steps(f"{name}: steps, drawn", run),
+        _frequency(f"{name}: batches", run),
+        _bookkeeping(name, run, rates),
+    ]
+
+
+def step_scores(run: Observed) -> np.ndarray:
+    """The log-likelihood ratio of each canary, if every step were the charged event."""
+    rates = np.concatenate([np.full(e.steps, e.rate) for e in run.plan.shape.epochs])[:, None]
+    with np.errstate(over="ignore"):
+        odds = np.exp(np.minimum((run.projections - 0.5) / run.plan.sigma**2, 700.0))
+    return np.log1p(rates * (odds - 1)).sum(axis=0)
+
+
+def _guesses(name: str, run: Observed, scores: np.ndarray) -> Finding:
+    m = len(scores)
+    guesses = 2 * max(1, round(m * _GUESSED / 2))
+    right = count_right(scores, run.included, guesses)
+    claimed = _claim(run.plan, _GUESS_DELTA)
+    return Finding(
+        name,
+        "one run, guesses",
+        claimed,
+        _GUESS_DELTA,
+        f"{right} of {guesses} guesses about {m} canaries are right",
+        lambda alpha: epsilon_from_guesses(m, guesses, right, delta=_GUESS_DELTA, alpha=alpha),
+    )
+
+
+def _trade_off(name: str, run: Observed) -> Finding:
+    """The same run, each canary a sample: independent if the noise on their coordinates and their coins are."""
+    steps = [run.plan.step_event(e) for e in run.plan.shape.epochs if e.steps]
+    events = [PoissonGaussian(s.sigma, s.rate, sum(o.count for o in steps if o.rate == s.rate))
+              for s in {o.rate: o for o in steps}.values()]  # fmt: skip
+    # sums, not likelihood ratios: with less noise than charged those would lie far below the charged law's
+    sums, middle = run.projections.sum(axis=0), sum(e.rate * e.count for e in events) / 2
+    counts = Counts.above(middle, sums[run.included], sums[~run.included])
+    return Finding(
+        name,
+        "one run, trade-off",
+        epsilon_at(events, run.plan.delta),
+        run.plan.delta,
+        f"found {counts.hits} of {counts.inside}, false alarms {counts.false} of {counts.outside}",
+        lambda alpha: epsilon_of_events(events, counts, delta=run.plan.delta, alpha=alpha),
+    )
+
+
+def _drawn_steps(name: str, run: Observed) -> Finding:
+    """Single steps of the run, for an auditor who knows the coins: one Gaussian event (σ) each."""
+    event = PoissonGaussian(run.plan.sigma, 1.0)
+    counts = Counts.above(0.5, run.projections[run.drawn], run.projections[:, ~run.included].ravel())
+    return Finding(
+        name,
+        "one run, trade-off",
+        epsilon_at([event], run.plan.delta),
+        run.plan.delta,
+        f"found {counts.hits} of {counts.inside}, false alarms {counts.false} of {counts.outside}",
+        lambda alpha: epsilon_of_events([event], counts, delta=run.plan.delta, alpha=alpha),
+    )
+
+
+def _frequency(name: str, run: Observed) -> Finding:
+    """How often the trainer drew the canaries that were in, against the rates that it was charged for."""
+    plan, chances = run.plan, run.drawn[:, run.included]
+    drawn, total = int(chances.sum()), chances.size
+    rate = sum(e.steps * e.rate for e in plan.shape.epochs) / len(chances)
+
+    def bound(alpha: float) -> float:
+        least = float(beta.ppf(alpha, drawn, total - drawn + 1)) if drawn else 0.0
+        return epsilon_at([PoissonGaussian(plan.sigma, least)], plan.delta) if least else 0.0
+
+    claimed = epsilon_at([PoissonGaussian(plan.sigma, rate)], plan.delta)
+    seen = f"drawn {drawn} times of {total}, charged rate {rate:.5f}"
+    return Finding(name, "one run, frequency", claimed, plan.delta, seen, bound)
+
+
+def _bookkeeping(name: str, run: Observed, rates: set[float]) -> Finding:
+    """What was charged is what was planned, and as many steps were taken as were charged."""
+    planned, charged, taken = _counted(_on_d(run.plan)), _counted(run.charged), len(run.projections)
+    violations = []
+    if planned != charged:
+        violations.append(f"planned {planned}, charged {charged}")
+    paid = sum(c for e, c in charged.items() if isinstance(e, PoissonGaussian) and e.rate in rates and e.rate < 1)
+    if rates != {1.0} and taken > paid:
+        violations.append(f"{taken} steps were taken, {paid} charged")
+    return Finding(name, "bookkeeping", None, None, f"{taken} steps", violations=tuple(violations))
+
+
+def _claim(plan: PrivacyPlan, delta: float) -> float:
+    """ε of the whole plan on D at another δ."""
+    if plan.privacy.composition == "basic" or plan.inclusion < 1:
+        return replace(plan, delta=delta).cost().training_data.epsilon
+    return epsilon_at(_on_d(plan), delta)
+
+
+def _on_d(plan: PrivacyPlan) -> list[Event]:
+    return [e.event for e in plan.entries() if e.dataset == TRAINING_DATA]
+
+
+def _counted(events: Any) -> dict[Event, int]:
+    counts: dict[Event, int] = {}
+    for event in events:
+        counts[event.with_count(1)] = counts.get(event.with_count(1), 0) + event.count
+    return counts
+
+
+def audit_trainer(cfg: Any, epsilon: float, *, count: int) -> tuple[PrivacyPlan, list[Finding]]:
+    """The plan that a config leads to on the canary set, and what one run under it shows."""
+    data = CanarySet(count)
+    with tempfile.TemporaryDirectory() as folder:
+        config = audited_config(cfg, epsilon, data, folder)
+        return audited_plan(config, data), audit_run(config, data)

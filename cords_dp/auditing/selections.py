@@ -1,0 +1,157 @@
+"""White-box audits of what selections release: for every registered mechanism, every release, with real noise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from scipy.linalg import solve_triangular, toeplitz
+from scipy.stats import beta
+
+from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, ExponentialPicks, GumbelFreeze, PoissonGaussian
+from cords_dp.auditing.cost import epsilon_at
+from cords_dp.auditing.findings import Finding
+from cords_dp.auditing.replay import Worst, audit_structure, replay_selection
+from cords_dp.auditing.trade_off import Counts, epsilon_of_events
+from cords_dp.auditing.transcripts import Query
+from cords_dp.config import PrivacySettings, SubsetSettings
+from cords_dp.mechanisms.noise import secure_generator
+from cords_dp.mechanisms.quantile import root_column
+from cords_dp.mechanisms.releases import Releases
+from cords_dp.planning import Mechanism, PrivacyPlan, Release, build_plan, read_mechanism, registered_mechanisms
+
+_N, _N_VALIDATION, _FRACTION, _BATCH = 120, 60, 0.4, 48  # a batch of all k: calibrating its steps takes no time
+INFORMATIVE = 30.0  # an ε at which so few records are told apart: what is compared are branches, not noise
+
+
+def mechanism_plan(kind: type[Mechanism], epsilon: float, keys: dict[str, Any]) -> PrivacyPlan:
+    """A small run with one selection by this mechanism. ``keys``: of ``dss_args``, where the config names it."""
+    privacy = PrivacySettings(epsilon=epsilon, delta=1e-5, accountant="rdp")
+    subset = SubsetSettings(fraction=_FRACTION)
+    own = keys if keys.get("mechanism") == kind.name else {}
+    mechanism = read_mechanism({**own, "mechanism": kind.name}, privacy, subset)
+    return build_plan(
+        "GLISTERDP", privacy, subset, mechanism, epochs=2, batch_size=_BATCH, n=_N, n_validation=_N_VALIDATION
+    )
+
+
+def audit_selections(epsilon: float, keys: dict[str, Any], *, draws: int) -> list[Finding]:
+    """Every release of every registered mechanism."""
+    findings: list[Finding] = []
+    for kind in registered_mechanisms():
+        findings += audit_mechanism(mechanism_plan(kind, epsilon, keys), draws=draws)
+    return findings
+
+
+def audit_mechanism(plan: PrivacyPlan, *, draws: int) -> list[Finding]:
+    """Every release of one selection, on the neighbours that move it farthest."""
+    worst, _ = replay_selection(plan)  # what else went wrong is `audit_structure`'s to tell
+    return [_audit_release(plan, r, worst.get(r.name), draws) for r in plan.releases() if r.event is not None]
+
+
+def audit_structures(keys: dict[str, Any]) -> list[Finding]:
+    """Replays at a budget at which selections are informative, so that every branch is taken."""
+    return [audit_structure(mechanism_plan(kind, INFORMATIVE, keys)) for kind in registered_mechanisms()]
+
+
+def _audit_release(plan: PrivacyPlan, release: Release, worst: Worst | None, draws: int) -> Finding:
+    assert plan.mechanism is not None
+    target = f"{plan.mechanism.name}: {release.name} ({release.dataset})"
+    if worst is None:
+        return Finding(target, "white box", None, None, "", violations=("no record moves it, or it is never drawn",))
+    if worst.with_record.kind == "picks":
+        return _audit_picks(plan, release, target, draws)
+    assert isinstance(release.event, PoissonGaussian)
+    event, copies = release.event.with_count(1), max(1, round(release.event.sigma))
+    counts = _projected(plan, release, worst, draws, copies)
+    seen = (
+        f"found {counts.hits} of {counts.inside}, false alarms {counts.false} of {counts.outside}, groups of {copies}, "
+        f"a record moves it by {worst.ratio:.3f} sensitivities"
+    )
+    return Finding(
+        target,
+        "white box, trade-off",
+        epsilon_at([event], plan.delta),
+        plan.delta,
+        seen,
+        lambda alpha: epsilon_of_events([event], counts, delta=plan.delta, alpha=alpha, copies=copies),  # type: ignore[list-item]
+    )
+
+
+def _releases(plan: PrivacyPlan, release: Release, generators: dict[str, Any]) -> Releases:
+    """The package's own `Releases` for one draw; what is charged is checked elsewhere."""
+    return Releases([release], charge=lambda *_: None, generators=generators, secure=plan.privacy.secure_noise)
+
+
+def _generators() -> dict[str, Any]:
+    return {TRAINING_DATA: secure_generator(), VALIDATION_DATA: secure_generator()}
+
+
+# --- Gaussian releases -------------------------------------------------------------------------------------
+
+
+def _projected(plan: PrivacyPlan, release: Release, worst: Worst, draws: int, copies: int) -> Counts:
+    """Where the noisy output lies along the line between the neighbours, with ``copies`` of the record and without."""
+    (one, _), (other, _) = worst.with_record.noised(), worst.without.noised()
+    direction, generators = one - other, _generators()
+    coefficients = _before_factoring(direction) if worst.with_record.kind == "tail_counts" else direction
+    threshold = float(((other + copies / 2 * direction) * direction).sum())
+    samples = [
+        np.array(
+            [float((_draw(_releases(plan, release, generators), query) * coefficients).sum()) for _ in range(draws)]
+        )
+        for query in (_group(worst, copies), worst.without)
+    ]
+    return Counts.above(threshold, *samples)
+
+
+def _group(worst: Worst, copies: int) -> Query:
+    """The query with so many copies of the record in D instead of one."""
+    with_record, without, index = worst.with_record, worst.without, worst.index
+    if with_record.kind != "tail_counts":
+        return replace(with_record, values=without.values + copies * (with_record.values - without.values))
+    labels = with_record.extra["labels"]
+    return replace(
+        with_record,
+        values=np.concatenate([without.values, np.full(copies, with_record.values[index])]),
+        extra={**with_record.extra, "labels": np.concatenate([labels, np.full(copies, labels[index])])},
+    )
+
+
+def _draw(releases: Releases, query: Query) -> np.ndarray:
+    if query.kind == "tail_counts":
+        return releases.tail_counts(query.name, query.values, **query.extra)
+    return releases.gaussian(query.name, query.values)
+
+
+def _before_factoring(direction: np.ndarray) -> np.ndarray:
+    """c with ⟨tails, c⟩ = ⟨noisy, direction⟩: tail counts are a public, invertible map of what was noised."""
+    bins = direction.shape[1]
+    root = toeplitz(root_column(bins), np.zeros(bins))
+    return solve_triangular(root, direction.T, lower=True, trans="T").T[:, ::-1]
+
+
+# --- picks -------------------------------------------------------------------------------------------------
+
+
+def _audit_picks(plan: PrivacyPlan, release: Release, target: str, draws: int) -> Finding:
+    """One pick of two records whose scores lie g·Δ apart: it falls on the higher with odds e^(g·ε₀/2).
+
+    The odds show ε₀, whatever else the selection does: the claim is that of the whole event with the charged ε₀.
+    """
+    event, epsilon0 = release.event, release.epsilon0
+    assert isinstance(event, (GumbelFreeze, ExponentialPicks))
+    assert epsilon0 is not None
+    far = max(1.0, 2 / epsilon0)
+    scores, generators = np.array([far * release.sensitivity, 0.0]), _generators()
+    single = replace(release, event=event.with_count(1))
+    higher = sum(int(_releases(plan, single, generators).picks(release.name, scores, 1)[0] == 0) for _ in range(draws))
+
+    def bound(alpha: float) -> float:
+        least = float(beta.ppf(alpha, higher, draws - higher + 1)) if higher else 0.0
+        shown = 2 * float(np.log(least / (1 - least))) / far if least > 0.5 else 0.0
+        return epsilon_at([replace(event, epsilon0=event.epsilon0 * shown / epsilon0)], plan.delta) if shown else 0.0
+
+    seen = f"the higher of two scores, {far:.0f} sensitivities apart, is picked {higher} times of {draws}"
+    return Finding(target, "white box, odds", epsilon_at([event], plan.delta), plan.delta, seen, bound)

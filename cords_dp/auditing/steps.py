@@ -1,0 +1,167 @@
+"""White-box audits of DP-SGD's step: the noise, the clipping, the sampling rate, and steps composed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from scipy.stats import beta
+
+from cords_dp.accounting import PoissonGaussian, calibrate
+from cords_dp.auditing.cost import epsilon_at
+from cords_dp.auditing.findings import Finding
+from cords_dp.auditing.toys import CRITERION, AuditedSet, OneLinearLayer, along_canaries, canaries
+from cords_dp.auditing.trade_off import Counts, epsilon_of_events
+from cords_dp.dataloaders import poisson_batches
+from cords_dp.mechanisms.noise import noise_source, secure_generator
+from cords_dp.planning import PrivacyPlan
+from cords_dp.selection import Pool
+from cords_dp.training.engine import PrivateEngine
+
+_CANARIES = 128
+_BATCH = 16  # any public divisor does: the audit multiplies by it again
+MODES = ("linear", "hooks")  # the two ways to a clipped sum: as a whole, and from single gradients
+
+
+class AuditedSteps:
+    """A real engine on a linear layer that is set back to zero after each step."""
+
+    def __init__(self, inputs: int, mode: str, *, sigma: float, clip: float, normalise: bool = False):
+        self.model, self.clip = OneLinearLayer(inputs), clip
+        self.inner = self.model.linear
+        self.engine = PrivateEngine(
+            self.model,
+            torch.optim.SGD(self.model.parameters(), lr=float(_BATCH)),
+            CRITERION,
+            sigma=sigma,
+            max_grad_norm=clip,
+            batch_size=_BATCH,
+            mode=mode,
+            noise=noise_source(secure_generator()) if sigma else None,
+            normalise=normalise,
+        )
+
+    def step(self, x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """The noisy sum that a step has released, in clip norms."""
+        self.engine.step(x, y, weights)
+        moved = -self.inner.weight.detach().clone() / self.clip
+        with torch.no_grad():
+            self.inner.weight.zero_()
+            self.inner.bias.zero_()
+        return moved
+
+
+def audit_step(plan: PrivacyPlan, mode: str, *, steps: int) -> Finding:
+    """The step given that the record was drawn: a Gaussian event (σ) and the hardest test of σ and clipping."""
+    copies = max(1, min(8, round(plan.sigma)))
+    inside, outside = _samples(plan, mode, 1.0, steps, copies)
+    return _finding(f"step, record drawn ({mode})", plan, PoissonGaussian(plan.sigma, 1.0), inside, outside, copies)
+
+
+def audit_sampled_step(plan: PrivacyPlan, mode: str, *, steps: int) -> Finding:
+    """The step as it is charged: the event (q, σ), batches by the real sampler."""
+    inside, outside = _samples(plan, mode, plan.shape.rate, steps)
+    event = PoissonGaussian(plan.sigma, plan.shape.rate)
+    return _finding(f"step at its rate ({mode})", plan, event, inside, outside)
+
+
+def _samples(plan: PrivacyPlan, mode: str, rate: float, steps: int, copies: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """Projections of steps on canaries that were in and on canaries that were null.
+
+    Every step has 128 canaries (or groups of so many copies), each in by a fair coin. In a sound build coins and
+    coordinates of the noise are independent, hence so are the samples.
+    """
+    privacy, coins = plan.privacy, secure_generator()
+    automatic = privacy.clipping == "automatic"
+    steps_of = AuditedSteps(_CANARIES, mode, sigma=plan.sigma, clip=privacy.max_grad_norm, normalise=automatic)
+    x, y = canaries(_CANARIES, _CANARIES)
+    dataset = AuditedSet(np.tile(x, (copies, 1)), np.tile(y, copies))
+    inside, outside = [], []
+    for _ in range(steps):
+        included = coins.random(_CANARIES) < 0.5
+        pool = Pool(np.flatnonzero(np.tile(included, copies)))
+        (batch,) = poisson_batches(dataset, pool, rate=rate, steps=1, rng=coins)
+        seen = along_canaries(steps_of.step(*batch), _CANARIES)
+        inside.append(seen[included])
+        outside.append(seen[~included])
+    return np.concatenate(inside), np.concatenate(outside)
+
+
+def audit_rate(plan: PrivacyPlan, *, steps: int) -> Finding:
+    """How often the real sampler draws a record, against the charged rate."""
+    n, rate = 500, plan.shape.rate
+    dataset = AuditedSet(np.zeros((n, 1), dtype=np.float32), np.zeros(n, dtype=np.int64))
+    batches = poisson_batches(dataset, Pool.everything(n), rate=rate, steps=steps, rng=secure_generator())
+    drawn, total = sum(len(y) for _, y, _ in batches), n * steps
+
+    def bound(alpha: float) -> float:
+        least = float(beta.ppf(alpha, drawn, total - drawn + 1)) if drawn else 0.0
+        return epsilon_at([PoissonGaussian(plan.sigma, min(1.0, least))], plan.delta) if least else 0.0
+
+    claimed = epsilon_at([PoissonGaussian(plan.sigma, rate)], plan.delta)
+    seen = f"drawn {drawn} times of {total}, charged rate {rate:.5f}"
+    return Finding("sampling rate of a step", "white box, frequency", claimed, plan.delta, seen, bound)
+
+
+def audit_training(epsilon: float, *, trainings: int, delta: float = 1e-3) -> Finding:
+    """End to end: a logistic model trained on eight records, and on the same with one of them null, many times over.
+
+    The statistic is where the final weights lie along the record's gradient; the claim is that of all steps composed.
+    """
+    rate, steps, records = 0.5, 3, 8
+    sigma = calibrate(lambda s: epsilon_at([PoissonGaussian(s, rate, steps)], delta), epsilon, start=2.0, rising=False)
+    events = [PoissonGaussian(sigma, rate, steps)]
+    inside, outside = (
+        np.array(list(_final_weights(Pool(np.arange(first, records)), sigma, rate, steps, trainings)))
+        for first in (0, 1)
+    )
+    counts = Counts.above(rate * steps / 2, inside, outside)
+    return Finding(
+        f"logistic model, {steps} steps",
+        "two datasets, trade-off",
+        epsilon_at(events, delta),
+        delta,
+        f"{trainings} trainings with the record and as many without, {_rates(counts)}",
+        lambda alpha: epsilon_of_events(events, counts, delta=delta, alpha=alpha),
+    )
+
+
+def _final_weights(pool: Pool, sigma: float, rate: float, steps: int, trainings: int) -> Iterator[float]:
+    records, clip, learning_rate = 8, 1.0, 0.1
+    dataset = AuditedSet(*canaries(records, records))
+    model = OneLinearLayer(records)
+    optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
+    noise, coins = noise_source(secure_generator()), secure_generator()
+    batch_size = max(1, round(rate * records))
+    engine = PrivateEngine(
+        model, optimizer, CRITERION, sigma=sigma, max_grad_norm=clip, batch_size=batch_size, mode="linear", noise=noise
+    )
+    for _ in range(trainings):
+        model.reset()
+        for batch in poisson_batches(dataset, pool, rate=rate, steps=steps, rng=coins):
+            engine.step(*batch)
+        sums = -model.linear.weight.detach() * (batch_size / (learning_rate * clip))
+        yield float(along_canaries(sums, records)[0])
+
+
+def _finding(
+    target: str, plan: PrivacyPlan, event: PoissonGaussian, inside: np.ndarray, outside: np.ndarray, copies: int = 1
+) -> Finding:
+    kind, claimed = "white box, trade-off", epsilon_at([event], plan.delta)
+    if not (np.isfinite(inside).all() and np.isfinite(outside).all()):
+        return Finding(target, kind, claimed, plan.delta, "", violations=("a step is not finite",))
+    counts = Counts.above(copies / 2, inside, outside)
+    seen = _rates(counts) + (f", groups of {copies}" if copies > 1 else "")
+    return Finding(
+        target,
+        kind,
+        claimed,
+        plan.delta,
+        seen,
+        lambda alpha: epsilon_of_events([event], counts, delta=plan.delta, alpha=alpha, copies=copies),
+    )
+
+
+def _rates(counts: Counts) -> str:
+    return f"found {counts.hits} of {counts.inside}, false alarms {counts.false} of {counts.outside}"

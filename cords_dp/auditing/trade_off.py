@@ -1,0 +1,113 @@
+"""From the error rates of one test to a lower bound on ε, against the trade-off that an event is charged for.
+
+A claim about Gaussian noise is more than one (ε, δ): it bounds the power of every test at every level. A test that is
+better than the charged event allows refutes the claim (Nasr et al., "Tight auditing of differentially private machine
+learning", USENIX Security 2023). Such a bound is far tighter than ln(TPR/FPR): it is told as the ε, at the δ of the
+run, of the same event with as little noise as the test shows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.stats import beta, norm
+
+from cords_dp.accounting import PoissonGaussian
+from cords_dp.auditing.cost import LARGEST_EPSILON, composed, epsilon_at
+
+_LEAST_NOISE = 1 / 16  # of σ: a test without error would otherwise show none at all
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How often a test said "in": of ``inside`` samples with the record, of ``outside`` without it."""
+
+    hits: int
+    inside: int
+    false: int
+    outside: int
+
+    @classmethod
+    def above(cls, threshold: float, with_record: np.ndarray, without: np.ndarray) -> Counts:
+        """The test "the statistic exceeds a threshold", which must have been fixed before the samples were drawn."""
+        hits, false = int((with_record > threshold).sum()), int((without > threshold).sum())
+        return cls(hits, len(with_record), false, len(without))
+
+    def least_power(self, alpha: float) -> float:
+        """Clopper–Pearson: the power is lower with probability at most ``alpha``."""
+        return float(beta.ppf(alpha, self.hits, self.inside - self.hits + 1)) if self.hits else 0.0
+
+    def largest_level(self, alpha: float) -> float:
+        """Clopper–Pearson: the share of false alarms is higher with probability at most ``alpha``."""
+        if self.false == self.outside:
+            return 1.0
+        return float(beta.ppf(1 - alpha, self.false + 1, self.outside - self.false))
+
+
+def epsilon_of_rates(counts: Counts, *, delta: float, alpha: float) -> float:
+    """A lower bound on ε at ``delta`` that holds for every mechanism; wrong with probability at most ``alpha``.
+
+    (ε, δ)-DP means TPR ≤ e^ε·FPR + δ and 1−FPR ≤ e^ε·(1−TPR) + δ. Each rate is bounded at alpha/2.
+    """
+    power, level = counts.least_power(alpha / 2), counts.largest_level(alpha / 2)
+    ratios = [(power - delta, level), (1 - level - delta, 1 - power)]
+    return max([0.0, *(min(LARGEST_EPSILON, math.log(top / bottom)) for top, bottom in ratios if top > 0 < bottom)])
+
+
+def epsilon_of_events(
+    events: Sequence[PoissonGaussian], counts: Counts, *, delta: float, alpha: float, copies: int = 1
+) -> float:
+    """ε at ``delta`` of the events with the most noise that the test does not refute.
+
+    ``copies``: the test told a group of so many equal records from none, under one event at rate 1. Noise for one is
+    noise for a group at a multiple of the distance, where the same number of samples shows far more.
+
+    Formal guarantee: if the test's samples come from the charged events, the result exceeds their ε with probability
+    at most ``alpha``.
+    """
+    power, level = counts.least_power(alpha / 2), counts.largest_level(alpha / 2)
+    if power <= level:
+        return 0.0
+    if len(events) == 1 and events[0].count == 1:
+        scale = copies * _closed_form(events[0], power, level)
+    else:
+        scale = _scale(lambda s: _allowed(scaled(events, s), power, level))
+    if scale == math.inf:
+        return 0.0
+    return epsilon_at(scaled(events, max(scale, _LEAST_NOISE)), delta)
+
+
+def scaled(events: Sequence[PoissonGaussian], factor: float) -> list[PoissonGaussian]:
+    return [replace(event, sigma=event.sigma * factor) for event in events]
+
+
+def _closed_form(event: PoissonGaussian, power: float, level: float) -> float:
+    """By Neyman–Pearson the best test of N(0,σ²) against (1−q)N(0,σ²) + qN(1,σ²) is a threshold."""
+    share = (power - (1 - event.rate) * level) / event.rate  # the power given that the record was drawn
+    if share >= 1:
+        return 0.0
+    distance = norm.isf(level) - norm.isf(share)  # 1/σ of the event that just allows it
+    return math.inf if distance <= 0 else 1 / (event.sigma * distance)
+
+
+def _allowed(events: Sequence[PoissonGaussian], power: float, level: float) -> bool:
+    """Does the composition of the events allow such a test? Its PLD bounds TPR − e^ε·FPR by δ(ε), for every ε."""
+    epsilons = np.linspace(-4.0, 8.0, 97)
+    deltas = np.asarray(composed(events).get_delta_for_epsilon(epsilons))
+    forward = power - np.exp(epsilons) * level
+    backward = (1 - level) - np.exp(epsilons) * (1 - power)
+    return bool((np.maximum(forward, backward) <= deltas + 1e-12).all())
+
+
+def _scale(allowed: Callable[[float], bool]) -> float:
+    """The largest factor of the noise at which the test is still allowed; less noise allows more."""
+    low, high = _LEAST_NOISE, 64.0
+    if allowed(high):
+        return math.inf
+    for _ in range(14):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if allowed(middle) else (low, middle)
+    return high  # refuted: rounding must not raise the bound

@@ -1,0 +1,82 @@
+"""Datasets that a user hands over: what can be wrong with them, and what then happens.
+
+The sizes of the sets, the shape and the types of their records are public; a set in which they are wrong is refused.
+What single private records hold decides nothing that shows: a label that is no class makes its record all NaN, and a
+record that is not finite contributes zero, by the same steps as any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from cords_dp.config.values import whole
+from cords_dp.datasets.arrays import ArrayDataset, Splits
+from cords_dp.datasets.batches import records_at
+from cords_dp.errors import DataError
+
+_NAMES = ("trainset", "validset", "testset")
+
+
+def checked_splits(data: Splits, *, private: bool) -> Splits:
+    """The same sets, checked by what is public of them; a private run's D and V are guarded record by record."""
+    classes = whole("num_cls", data.num_classes, low=2)
+    parts = []
+    for name, part in zip(_NAMES, data[:3], strict=True):
+        _check_schema(name, part)
+        if private and name != "testset" and not isinstance(part, GuardedDataset):
+            part = GuardedDataset(part, classes)
+        elif not private or name == "testset":
+            _check_targets(name, part, classes)
+        parts.append(part)
+    return Splits(parts[0], parts[1], parts[2], classes)
+
+
+class GuardedDataset(Dataset):
+    """A private dataset whose records with an impossible label contribute nothing, and are never told apart."""
+
+    def __init__(self, source: Dataset, num_classes: int):
+        self.source, self.num_classes = source, num_classes
+
+    def __len__(self) -> int:
+        return len(self.source)  # type: ignore[arg-type]
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        x, y = self.batch(np.array([index]))
+        return x[0], y[0]
+
+    def batch(self, indices: Sequence[int] | np.ndarray | Tensor) -> tuple[Tensor, Tensor]:
+        x, y = records_at(self.source, np.asarray(indices))
+        known = (y >= 0) & (y < self.num_classes)
+        if x.is_floating_point():  # whole numbers, such as words of a text, have no NaN
+            x = torch.where(known.reshape(-1, *[1] * (x.dim() - 1)), x, torch.full_like(x, torch.nan))
+        return x, torch.where(known, y, torch.zeros_like(y)).long()
+
+
+def _check_schema(name: str, dataset: Any) -> None:
+    """Sizes, shape and types, from the first record, whose values are not looked at."""
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise DataError(f"{name} is no dataset: it needs a length and records by index")
+    if len(dataset) < 1:
+        raise DataError(f"{name} is empty")
+    x, y = records_at(dataset, np.array([0]))
+    if y.dim() != 1 or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        raise DataError(f"the labels of {name} must be whole numbers from 0 on, one for each record")
+    if x.is_complex() or x.dtype == torch.float64:
+        raise DataError(f"the records of {name} must be tensors of float32; convert them with .float()")
+
+
+def _check_targets(name: str, dataset: Any, classes: int) -> None:
+    """Labels of a set that is not private, where it lists them."""
+    targets = dataset.targets if isinstance(dataset, ArrayDataset) else getattr(dataset, "targets", None)
+    try:
+        labels = torch.as_tensor(targets)
+    except Exception:
+        return  # it lists none, or something else by that name
+    if labels.dim() == 1 and len(labels) and not bool(((labels >= 0) & (labels < classes)).all()):
+        raise DataError(f"{name} has labels outside of 0 … {classes - 1}, its {classes} classes (num_cls)")

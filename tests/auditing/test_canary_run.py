@@ -1,0 +1,97 @@
+"""The one-run audit goes through the real trainer; its null records are null."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from dotmap import DotMap
+
+from cords_dp.auditing import canary_run
+from cords_dp.auditing.findings import judge
+from cords_dp.auditing.null import nulled, without
+from cords_dp.cli import main
+from cords_dp.config import config_for
+from cords_dp.errors import ConfigError
+from cords_dp.selection import Pool
+from cords_dp.training import trainer
+from cords_dp.training.noisy_sum import _NoisySum
+
+
+def config(strategy="FullDP", **changes):
+    changes = {"train_args": {"num_epochs": 4}, "dataloader": {"batch_size": 100}, **changes}
+    return DotMap(config_for("digits", strategy, privacy={"epsilon": 3.0, "accountant": "rdp"}, **changes))
+
+
+def audit(cfg, count=300, epsilon=2.0):
+    return judge(canary_run.audit_trainer(cfg, epsilon, count=count)[1])
+
+
+def failing(verdicts):
+    return {(v.finding.target.split(": ")[-1], v.finding.kind) for v in verdicts if not v.passed}
+
+
+@pytest.mark.parametrize("strategy", ["FullDP", "RandomDP", "GLISTERDP"])
+def test_sound_runs_pass(strategy):
+    changes = {} if strategy == "FullDP" else {"dss_args": {"fraction": 0.5}}
+    verdicts = audit(config(strategy, **changes))
+    assert failing(verdicts) == set()
+    assert len(verdicts) == 6
+
+
+def test_half_the_noise_is_caught(monkeypatch):
+    real = _NoisySum._noise_like
+    monkeypatch.setattr(_NoisySum, "_noise_like", lambda self, p: real(self, p) / 2)
+    assert ("steps, drawn", "one run, trade-off") in failing(audit(config(), count=800))
+
+
+def test_a_run_without_noise_is_caught_by_guesses_alone(monkeypatch):
+    real = _NoisySum._noise_like
+    monkeypatch.setattr(_NoisySum, "_noise_like", lambda self, p: real(self, p) / 100)
+    caught = failing(audit(config(), epsilon=1.0))
+    assert {("steps", "one run, guesses"), ("final losses", "one run, guesses")} <= caught
+
+
+def test_a_trainer_that_draws_more_often_than_charged_is_caught(monkeypatch):
+    real = trainer.poisson_batches
+    monkeypatch.setattr(trainer, "poisson_batches", lambda *a, rate, **kw: real(*a, rate=1.3 * rate, **kw))
+    assert ("batches", "one run, frequency") in failing(audit(config()))
+
+
+def test_null_canaries_are_never_drawn_and_the_plan_does_not_know_them():
+    data = canary_run.CanarySet(40)
+    run = canary_run.observe(canary_run.audited_config(config(), 2.0, data, "unused"), data)
+    assert not run.drawn[:, ~run.included].any()
+    assert run.drawn[:, run.included].any()
+    assert run.plan.shape.n == 80
+    assert run.projections.shape == (run.plan.shape.steps, 40)
+
+
+def test_without_keeps_weights_and_chances_and_nulling_leaves_no_trace():
+    pool = Pool(np.array([3, 1, 2]), weights=np.array([0.1, 0.2, 0.3]), chances=np.array([0.4, 0.5, 0.6]))
+    kept = without(pool, np.array([1]))
+    assert (kept.indices.tolist(), kept.weights.tolist(), kept.chances.tolist()) == ([3, 2], [0.1, 0.3], [0.4, 0.6])
+    before = trainer.poisson_batches
+    with nulled(canary_run.CanarySet(20).splits().train, np.array([0])):
+        assert trainer.poisson_batches is not before
+    assert trainer.poisson_batches is before
+
+
+def test_a_config_without_privacy_is_refused():
+    with pytest.raises(ConfigError, match="private strategy"):
+        canary_run.audit_trainer(DotMap({"dss_args": {"type": "Random"}}), 1.0, count=20)
+
+
+@pytest.mark.slow
+def test_the_command_prints_a_table_and_tells_by_its_code(tmp_path, capsys, monkeypatch):
+    effort = ["--canaries", "100", "--steps", "10", "--draws", "500", "--trainings", "50", "--epsilon", "2"]
+    command = ["audit", "--config", "configs/full_dp_digits.py", "--out", str(tmp_path), *effort]
+    assert main(command) == 0
+    assert "all" in capsys.readouterr().out
+    assert json.loads((tmp_path / "audit.json").read_text())["passed"]
+    assert (tmp_path / "audit.png").stat().st_size > 0
+    real = _NoisySum._noise_like
+    monkeypatch.setattr(_NoisySum, "_noise_like", lambda self, p: real(self, p) / 10)
+    assert main([*command, "--json"]) == 1
+    assert not json.loads(capsys.readouterr().out)["passed"]
