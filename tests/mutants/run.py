@@ -109,7 +109,7 @@ def _run_tests(root: Path, tests: Sequence[str], options: Sequence[str], log: Pa
 
     os.setsid()  # so that processes of its tests end with it
     os.chdir(root)
-    sys.path[:] = [str(root), str(root / "tests"), str(root / "tests" / "training"), *sys.path[1:]]
+    sys.path[:] = [str(root), str(root / "tests"), *sys.path[1:]]
     with open(log, "w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
