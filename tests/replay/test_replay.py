@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from builders import data_of
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from replay.recording import Case, Frozen, Tape, run
 from steps import LinearNet, recording_engine
@@ -61,6 +61,8 @@ CASES = [
     for keys in VARIANTS.get(kind.name, [{}])
     for validation in ("private", "public")
 ]
+MECHANISMS = [kind.name for kind in registered_mechanisms()]
+SEARCH = settings(max_examples=20, phases=[Phase.explicit, Phase.generate])  # small already: nothing to shrink
 HUGE = (math.nan, math.inf, -math.inf, 1e30, -3e38)
 
 
@@ -87,13 +89,15 @@ def plan_of(mechanism, keys, noise):
 
 
 @st.composite
-def cases(draw, private_v=False):
-    """A mechanism and records to select from."""
-    choices = [c for c in CASES if c[1]["validation"] == "private"] if private_v else CASES
-    mechanism, keys = draw(st.sampled_from(choices))
+def cases(draw, mechanism, private_v=False):
+    """A variant of a mechanism, and records to select from."""
+    choices = [keys for name, keys in CASES if name == mechanism]
+    keys = draw(st.sampled_from([k for k in choices if k["validation"] == "private"] if private_v else choices))
     seed, classes = draw(st.integers(0, 10_000)), draw(st.integers(2, 4))
     used = draw(st.integers(1, classes))  # the other classes are empty
     train, validation = data_of(N, seed, classes=used, dim=4), data_of(V, seed + 1, classes=used, dim=4)
+    if draw(st.booleans()):  # V asks for what D has little of
+        train.all_targets[4:], validation.all_targets[1:] = used - 1, 0
     for dataset in (train, validation):
         for index, value in draw(st.lists(st.tuples(st.integers(0, V - 1), st.sampled_from(HUGE)), max_size=2)):
             dataset.x[index] = value
@@ -116,25 +120,32 @@ def test_every_registered_mechanism_is_replayed():
     assert {name for name, _ in CASES} == {kind.name for kind in registered_mechanisms()}
 
 
-@settings(max_examples=50)
-@given(case=cases(), record=st.integers(0, N - 1))
-def test_draws_charges_and_order_do_not_depend_on_a_record(case, record):
-    """Frozen noise, no script: what the neighbour releases differs, what it does must not."""
-    here, there = run(case), run(case, null=record)
-    assert here.flow == there.flow
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@SEARCH
+@given(data=st.data(), first=st.integers(0, 2))
+def test_draws_charges_and_order_do_not_depend_on_a_record(mechanism, data, first):
+    """Frozen noise, no script: what a neighbour releases differs, what it does must not. Every third record in turn."""
+    case = data.draw(cases(mechanism))
+    here = run(case)
     assert any(what[0] == "charge" for what in here.flow)
+    for record in range(first, N, 3):
+        assert run(case, null=record).flow == here.flow
 
 
-@settings(max_examples=40)
-@given(case=cases(private_v=True), record=st.integers(0, V - 1))
-def test_draws_charges_and_order_do_not_depend_on_a_record_of_v(case, record):
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@SEARCH
+@given(data=st.data(), record=st.integers(0, V - 1))
+def test_draws_charges_and_order_do_not_depend_on_a_record_of_v(mechanism, data, record):
+    case = data.draw(cases(mechanism, private_v=True))
     here, there = run(case), run(case, null=record, null_in=VALIDATION_DATA)
     assert here.flow == there.flow
 
 
-@settings(max_examples=50)
-@given(case=cases(), record=st.integers(0, N - 1))
-def test_what_is_released_on_d_moves_by_at_most_its_sensitivity(case, record):
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@SEARCH
+@given(data=st.data(), record=st.integers(0, N - 1))
+def test_what_is_released_on_d_moves_by_at_most_its_sensitivity(mechanism, data, record):
+    case = data.draw(cases(mechanism))
     here = run(case)
     there = run(case, null=record, script=here)
     frozen = is_frozen(case.plan)
@@ -151,10 +162,12 @@ def test_what_is_released_on_d_moves_by_at_most_its_sensitivity(case, record):
             assert not frozen or not moved.any()
 
 
-@settings(max_examples=50)
-@given(case=cases(private_v=True), record=st.integers(0, V - 1))
-def test_what_is_released_on_v_moves_by_at_most_its_sensitivity(case, record):
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@SEARCH
+@given(data=st.data(), record=st.integers(0, V - 1))
+def test_what_is_released_on_v_moves_by_at_most_its_sensitivity(mechanism, data, record):
     """And D is read through nothing of V but what was released."""
+    case = data.draw(cases(mechanism, private_v=True))
     here = run(case)
     there = run(case, null=record, null_in=VALIDATION_DATA, script=here)
     for one, other in zip(here.asked, there.asked, strict=True):
@@ -162,10 +175,12 @@ def test_what_is_released_on_v_moves_by_at_most_its_sensitivity(case, record):
         assert moved <= (one.limit * (1 + ROUNDING) if one.dataset == VALIDATION_DATA else 0.0)
 
 
-@settings(max_examples=50)
-@given(case=cases(), record=st.integers(0, N - 1))
-def test_equal_releases_give_everyone_else_the_same_place(case, record):
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@SEARCH
+@given(data=st.data(), record=st.integers(0, N - 1))
+def test_equal_releases_give_everyone_else_the_same_place(mechanism, data, record):
     """Bit by bit: who is in the pool, with which weight and chance, follows from that record and the releases."""
+    case = data.draw(cases(mechanism))
     here = run(case)
     there = run(case, null=record, script=here)
     for one, other in zip(here.pools, there.pools, strict=True):
@@ -178,10 +193,12 @@ def places(pool, record):
     return [row for row in zip(*(c.tolist() for c in columns), strict=True) if row[0] != record]
 
 
-@settings(max_examples=50)
-@given(case=cases(), record=st.integers(0, N - 1), value=st.sampled_from(HUGE))
-def test_a_record_that_is_not_finite_changes_neither_flow_nor_the_others(case, record, value):
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@SEARCH
+@given(data=st.data(), record=st.integers(0, N - 1), value=st.sampled_from(HUGE))
+def test_a_record_that_is_not_finite_changes_neither_flow_nor_the_others(mechanism, data, record, value):
     """A record that spoils its own numbers is bounded like any other."""
+    case = data.draw(cases(mechanism))
     spoilt = case.train.x.clone()
     spoilt[record] = value
     train = data_of(N, case.seed, classes=1, dim=4)
@@ -273,7 +290,7 @@ def step_of(monkeypatch, mode, model_keys, x, y, w, *, clip, piece, normalise=Fa
 
 
 @pytest.mark.parametrize("mode", GRADIENT_MODES)
-@settings(max_examples=15)
+@SEARCH
 @given(data=st.data())
 def test_a_step_moves_by_at_most_the_clip_norm(mode, data, monkeypatch):
     """A batch with a record, and with a null one in its place: weight 0, or not there. One draw per weight."""
