@@ -20,6 +20,8 @@ from cords_dp.training import engine, noisy_sum
 KINDS = {kind.name: kind for kind in registered_mechanisms()}
 CLIPPING = (engine, noisy_sum)
 
+pytestmark = pytest.mark.slow  # whole audits, minutes of drawing
+
 
 @pytest.fixture(scope="module")
 def plan():

@@ -18,6 +18,8 @@ from cords_dp.selection import Pool
 from cords_dp.training import trainer
 from cords_dp.training.noisy_sum import _NoisySum
 
+pytestmark = pytest.mark.slow  # whole audits, minutes of drawing
+
 
 def config(strategy="FullDP", **changes):
     changes = {"train_args": {"num_epochs": 4}, "dataloader": {"batch_size": 100}, **changes}

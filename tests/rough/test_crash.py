@@ -33,6 +33,7 @@ def check(results: list[dict]) -> None:
 
 
 @pytest.mark.timeout(400)
+@pytest.mark.slow
 def test_a_few_kills():
     results = crash("--case", "FullDP", "--case", "top_k", "--kills", "4", "--seed", "7", timeout=380)
     assert sum(result["kills"] for result in results) >= 4
