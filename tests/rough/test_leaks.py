@@ -209,9 +209,9 @@ def test_the_report_and_the_page_tell_nothing(make_config, tmp_path, watch, caps
     cfg.dataloader.batch_size = 40
     out = tmp_path / "out"
     monkeypatch.setattr("cords_dp.training.run.check_model", lambda *_, **__: None)
-    monkeypatch.setattr(
-        "cords_dp.training.trainer.build_model", lambda *_, **__: Net(classes=3)
-    )  # the synthetic set has two classes, ours three
+    # the synthetic set has ten features and two classes, ours six and three
+    monkeypatch.setattr("cords_dp.training.trainer.check_input", lambda *_: None)
+    monkeypatch.setattr("cords_dp.training.trainer.build_model", lambda *_, **__: Net(classes=3))
     experiment.run_experiment(cfg, out)
     page = write_page(out)
     assert Path(page).is_file()
