@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import reduce
+from functools import lru_cache, reduce
 
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution, from_gaussian_mechanism
 from scipy.optimize import brentq
@@ -28,6 +28,11 @@ def epsilon_at(events: Sequence[Event], delta: float) -> float:
 
 
 def composed(events: Sequence[PoissonGaussian]) -> PrivacyLossDistribution:
+    return _composed(tuple(events))
+
+
+@lru_cache(maxsize=64)  # bounds at two confidences try the same amounts of noise
+def _composed(events: tuple[PoissonGaussian, ...]) -> PrivacyLossDistribution:
     """Pessimistic on any grid: a coarse one allows a little more, so it can only miss, never raise a false alarm."""
 
     def single(event: PoissonGaussian) -> PrivacyLossDistribution:

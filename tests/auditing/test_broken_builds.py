@@ -81,7 +81,8 @@ def test_half_the_noise_is_caught(plan, monkeypatch):
     assert len(fails(*(steps.audit_step(plan, mode, steps=20) for mode in steps.MODES))) == 2
 
 
-def test_half_the_noise_is_caught_by_whole_trainings(monkeypatch):
+@pytest.mark.slow
+def test_a_third_of_the_noise_is_caught_by_whole_trainings(monkeypatch):
     real = noisy_sum._NoisySum._noise_like
     monkeypatch.setattr(noisy_sum._NoisySum, "_noise_like", lambda self, p: real(self, p) / 3)
     assert fails(steps.audit_training(2.0, trainings=400))
