@@ -78,6 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     reproduce.add_argument("--dataset", action="append", default=[], help="only this dataset; may be repeated")
     reproduce.add_argument("--method", action="append", default=[], help="only this method; may be repeated")
+    reproduce.add_argument("--scenario", action="append", default=[], help="only this scenario; may be repeated")
     reproduce.add_argument(
         "--share", action="append", type=float, default=[], help="only this share of the records; repeatable"
     )
@@ -224,7 +225,7 @@ def _sweep(args: argparse.Namespace) -> int:
 
 
 def _reproduce(args: argparse.Namespace) -> int:
-    from cords_dp.experiments.catalogue import EXPERIMENTS, PRESETS, experiment_jobs
+    from cords_dp.experiments.catalogue import EXPERIMENTS, PRESETS, Choice, experiment_jobs
     from cords_dp.experiments.reproduce import reproduce
     from cords_dp.report.page import write_page
 
@@ -232,20 +233,13 @@ def _reproduce(args: argparse.Namespace) -> int:
     for value, known, option in ((args.name, [*EXPERIMENTS, "all"], "NAME"), (args.preset, PRESETS, "--preset")):
         if value not in known:
             raise ConfigError(f"reproduce {option}", value, f"must be one of {', '.join(known)}")
-    choice = {
-        "datasets": args.dataset,
-        "methods": args.method,
-        "shares": args.share,
-        "epsilons": args.epsilon,
-        "seeds": args.seeds,
-        "overrides": args.overrides,
-    }
+    choice = Choice(args.dataset, args.method, args.scenario, args.share, args.epsilon, args.seeds, args.overrides)
     for name in names:
-        _check_all(experiment_jobs(name, args.preset, **choice))
+        _check_all(experiment_jobs(name, args.preset, choice))
     out, backend = args.out or Path("runs") / f"reproduce-{args.preset}", _backend(args)
     failures: dict[str, str] = {}
     for name in names:
-        failures |= reproduce(name, args.preset, out / name, backend, **choice)
+        failures |= reproduce(name, args.preset, out / name, backend, choice)
     print(f"report: {write_page(out)}")
     return _tell_failures(failures, out)
 

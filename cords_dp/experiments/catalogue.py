@@ -170,33 +170,34 @@ EXPERIMENTS: dict[str, Experiment] = {
 }
 
 
-def experiment_jobs(
-    name: str,
-    preset: str,
-    *,
-    datasets: Sequence[str] = (),
-    methods: Sequence[str] = (),
-    shares: Sequence[float] = (),
-    epsilons: Sequence[float] = (),
-    seeds: int | None = None,
-    overrides: Sequence[str] = (),
-) -> list[Job]:
-    """The runs of an experiment. The optional arguments narrow or change what the preset says."""
+@dataclass(frozen=True)
+class Choice:
+    """What the user runs of an experiment, or changes in it; whatever is left out is as the preset says."""
+
+    datasets: Sequence[str] = ()
+    methods: Sequence[str] = ()
+    scenarios: Sequence[str] = ()
+    shares: Sequence[float] = ()
+    epsilons: Sequence[float] = ()
+    seeds: int | None = None
+    overrides: Sequence[str] = ()
+
+
+def experiment_jobs(name: str, preset: str, choice: Choice = Choice()) -> list[Job]:  # noqa: B008 - frozen
+    """The runs of an experiment."""
     experiment, scale = EXPERIMENTS[name], EXPERIMENTS[name].scales[preset]
     scale = replace(
         scale,
-        datasets=tuple(datasets) or scale.datasets,
-        shares=tuple(shares) or scale.shares,
-        epsilons=tuple(epsilons) or scale.epsilons,
-        seeds=seeds or scale.seeds,
+        datasets=tuple(choice.datasets) or scale.datasets,
+        shares=tuple(choice.shares) or scale.shares,
+        epsilons=tuple(choice.epsilons) or scale.epsilons,
+        seeds=choice.seeds or scale.seeds,
     )
-    unknown = [m for m in methods if m not in experiment.methods]
-    if unknown:
-        raise ConfigError("--method", unknown[0], f"{name} has the methods {', '.join(experiment.methods)}")
-    chosen = [m for m in experiment.methods if m in methods or not methods]
+    methods = _chosen("--method", choice.methods, experiment.methods, name)
+    scenarios = _chosen("--scenario", choice.scenarios, tuple(experiment.scenarios), name)
     jobs: list[Job] = []
     for dataset, scenario, epsilon, seed, method in itertools.product(
-        scale.datasets, experiment.scenarios, scale.epsilons, range(scale.seeds), chosen
+        scale.datasets, scenarios, scale.epsilons, range(scale.seeds), methods
     ):
         shares = (1.0,) if method in _WHOLE else scale.shares
         for share, split in itertools.product(shares, experiment.splits):
@@ -204,13 +205,20 @@ def experiment_jobs(
             if not any(job.config["dss_args"]["type"] == "GLISTERDP" for job in jobs):
                 # the run whose privacy the report shows: ε over its epochs costs some seconds of accounting
                 config.train_args.print_every = min(config.train_args.print_every, config.train_args.num_epochs // 5)
-            for override in overrides:
+            for override in choice.overrides:
                 apply_override(config, override)
             labels = {"experiment": name, "dataset": dataset, "method": method, "share": share, "budget": epsilon}
             labels |= {"scenario": scenario} if scenario else {}
             labels |= {} if split is None else {"split": split}
             jobs.append(Job(config.toDict(), {**labels, "seed": seed}))
     return jobs
+
+
+def _chosen(option: str, wanted: Sequence[str], known: Sequence[str], name: str) -> list[str]:
+    for word in wanted:
+        if word not in known:
+            raise ConfigError(option, word, f"{name} has {', '.join(map(repr, filter(None, known))) or 'none'}")
+    return [word for word in known if word in wanted or not wanted]
 
 
 def _config(
@@ -248,7 +256,7 @@ def _config(
     return DotMap(config)
 
 
-def gains_config(preset: str, datasets: Sequence[str] = (), overrides: Sequence[str] = ()) -> DotMap:
+def gains_config(preset: str, choice: Choice = Choice()) -> DotMap:  # noqa: B008 - frozen
     """The config of the gains figure, which is one short run and not a sweep."""
-    job = experiment_jobs("gains", preset, datasets=datasets, seeds=1, overrides=overrides)[0]
+    job = experiment_jobs("gains", preset, replace(choice, methods=(), seeds=1))[0]
     return DotMap(dict(job.config))

@@ -101,5 +101,5 @@ def _exact_gains(trainer: TrainClassifier) -> np.ndarray:
     def gradients(dataset: Dataset) -> LastLayerGradients:
         return last_layer(model, criterion, dataset, linear_layer=True, device="cpu").gradients
 
-    v = gradients(data.validation).clipped_sum(1.0)
+    v = gradients(data.validation).clipped_sum(1.0).float()
     return gradients(data.train).scores(v / v.norm(), 1.0).double().numpy()

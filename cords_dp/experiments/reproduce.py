@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from cords_dp.experiments.catalogue import EXPERIMENTS, Experiment, experiment_jobs, gains_config
+from cords_dp.experiments.catalogue import EXPERIMENTS, Choice, Experiment, experiment_jobs, gains_config
 from cords_dp.experiments.gains import gains_experiment
 from cords_dp.experiments.jobs import Job
 from cords_dp.experiments.paper import CLAIMS, imbalance_table
@@ -21,38 +21,17 @@ from cords_dp.report.figures import draw
 from cords_dp.report.tables import accuracy_tables, paper_comparison, to_markdown
 
 
-def reproduce(
-    name: str,
-    preset: str,
-    out: Path,
-    backend: Backend,
-    *,
-    datasets: Sequence[str] = (),
-    methods: Sequence[str] = (),
-    shares: Sequence[float] = (),
-    epsilons: Sequence[float] = (),
-    seeds: int | None = None,
-    overrides: Sequence[str] = (),
-) -> dict[str, str]:
+def reproduce(name: str, preset: str, out: Path, backend: Backend, choice: Choice) -> dict[str, str]:
     """Run one experiment into ``out``; return what failed, by run. Prints its tables."""
     experiment = EXPERIMENTS[name]
     out.mkdir(parents=True, exist_ok=True)
     about = {"name": name, "title": experiment.title, "preset": preset, "paper": CLAIMS.get(name, "")}
     (out / "experiment.json").write_text(json.dumps(about, indent=2, ensure_ascii=False))
     if experiment.figure == "gains":
-        gains_experiment(gains_config(preset, datasets, overrides), out, not_private=False)
+        gains_experiment(gains_config(preset, choice), out, not_private=False)
         draw("gains", out, name, experiment.title)
         return {}
-    jobs = experiment_jobs(
-        name,
-        preset,
-        datasets=datasets,
-        methods=methods,
-        shares=shares,
-        epsilons=epsilons,
-        seeds=seeds,
-        overrides=overrides,
-    )
+    jobs = experiment_jobs(name, preset, choice)
     result = run_jobs(jobs, out, backend, title=name)
     if len(result.frame):
         collect_curves(jobs, out).to_csv(out / "curves.csv", index=False)

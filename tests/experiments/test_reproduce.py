@@ -15,7 +15,7 @@ from dotmap import DotMap
 
 from cords_dp.cli import main
 from cords_dp.errors import ConfigError, ResultsError
-from cords_dp.experiments.catalogue import EXPERIMENTS, METHODS, PRESETS, experiment_jobs
+from cords_dp.experiments.catalogue import EXPERIMENTS, METHODS, PRESETS, Choice, experiment_jobs
 from cords_dp.experiments.paper import FRACTIONS, imbalance_table
 from cords_dp.report.figures import draw
 from cords_dp.report.page import write_page
@@ -52,7 +52,7 @@ def test_every_experiment_of_the_paper_has_every_preset():
 @pytest.mark.parametrize("name", list(EXPERIMENTS))
 def test_every_config_of_the_catalogue_is_sound(name, preset):
     """All keys known and all values allowed, for every cell (the plan itself takes seconds and is left out)."""
-    jobs = experiment_jobs(name, preset, seeds=1)
+    jobs = experiment_jobs(name, preset, Choice(seeds=1))
     assert len({job.id for job in jobs}) == len(jobs)
     for job in jobs:
         resolve(DotMap(dict(job.config)), plan=False)
@@ -69,7 +69,9 @@ def test_the_paper_s_grid_is_complete():
 def test_methods_of_a_cell_differ_in_the_method_only():
     """Same ε, δ, epochs, batch, model and optimizer for all."""
     jobs = [
-        j for j in experiment_jobs("cut", "cpu", seeds=1) if j.labels["dataset"] == "mnist" and j.labels["share"] == 0.1
+        j
+        for j in experiment_jobs("cut", "cpu", Choice(seeds=1))
+        if j.labels["dataset"] == "mnist" and j.labels["share"] == 0.1
     ]
     assert len(jobs) == len(METHODS) - 1
     for section in ("dataset", "dataloader", "model", "optimizer", "train_args"):
@@ -94,7 +96,7 @@ def test_numbers_of_a_column_have_the_same_digits():
 
 def test_an_unknown_method_or_name_is_refused(capsys):
     with pytest.raises(ConfigError, match="RandomDP"):
-        experiment_jobs("main", "quick", methods=["NoSuch"])
+        experiment_jobs("main", "quick", Choice(methods=["NoSuch"]))
     assert main(["reproduce", "nothing"]) == 2
     assert "synthetic" in capsys.readouterr().err
     assert main(["reproduce", "main", "--preset", "huge"]) == 2
