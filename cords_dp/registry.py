@@ -64,6 +64,7 @@ class Strategy:
     private: trains by DP-SGD on Poisson batches and needs a plan.
     uses_all: the pool is all of D; otherwise k = fraction·n records.
     selects: reads D to choose the pool, by a mechanism that the plan pays for.
+    mechanism: the one that it uses where the config names none.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Strategy:
     private: bool = False
     uses_all: bool = False
     selects: bool = False
+    mechanism: str | None = None
 
 
 _STRATEGIES: dict[str, Strategy] = {}
@@ -83,6 +85,7 @@ def register_strategy(
     private: bool = False,
     uses_all: bool = False,
     selects: bool = False,
+    mechanism: str | None = None,
     force: bool = False,
 ) -> Strategy:
     """Make ``dss_args.type = name`` use ``build(context)``.
@@ -105,7 +108,7 @@ def register_strategy(
         )
     if selects and uses_all:
         raise MechanismError(f"strategy {name!r} cannot both select and use all records")
-    _STRATEGIES[key] = Strategy(name, build, private=private, uses_all=uses_all, selects=selects)
+    _STRATEGIES[key] = Strategy(name, build, private=private, uses_all=uses_all, selects=selects, mechanism=mechanism)
     return _STRATEGIES[key]
 
 

@@ -33,6 +33,17 @@ class LinearNet(nn.Module):
         return self.linear(self.embed(x))
 
 
+class SequenceNet(nn.Module):
+    """A linear layer on every element of a sequence."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.layer(x).sum(dim=1)
+
+
 def net_for(mode, seed=0):
     torch.manual_seed(seed)
     return LinearNet() if mode == "linear" else small_net(seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -117,11 +118,11 @@ class ObservedTraining(TrainClassifier):
         super()._open_log()
         self.logger.disabled = True  # the run is the audit's own
 
-    def _train_epoch(self, epoch: int, bar: tqdm) -> dict[str, float]:
+    def _train_epoch(self, epoch: int, after_step: Callable[[], None]) -> dict[str, float]:
         if self._before is None:
             self._before = self._weight()
             self.initial = {k: v.detach().clone() for k, v in self._plain().state_dict().items()}
-        return super()._train_epoch(epoch, bar)
+        return super()._train_epoch(epoch, after_step)
 
     def _after_step(self, bar: tqdm) -> None:
         super()._after_step(bar)

@@ -23,7 +23,7 @@ from torch.utils.data import Dataset
 from cords_dp.mechanisms.releases import Releases
 from cords_dp.selection import Pool, Records, match
 from cords_dp.selection.last_layer import LastLayer, LastLayerGradients
-from cords_dp.training import trainer
+from cords_dp.training import epochs
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def nulled(dataset: Dataset, indices: np.ndarray) -> Iterator[None]:
     indices = np.asarray(indices, dtype=np.int64)
     with ExitStack() as patches:
         for owner, name, build in (
-            (trainer, "poisson_batches", _batches_without),
+            (epochs, "poisson_batches", _batches_without),
             (Records, "at", _zero_rows),
             (match, "uniform_gradients", _zero_unit_gradients),
             (Releases, "tail_counts", _no_cells),

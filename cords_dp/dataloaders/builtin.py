@@ -1,4 +1,4 @@
-"""The strategies that come with cords_dp: three private ones and all of CORDS' own."""
+"""The strategies that come with cords_dp: the private ones and all of CORDS' own."""
 
 from __future__ import annotations
 
@@ -57,6 +57,8 @@ def _selcon(c: StrategyContext) -> Any:
 register_strategy("FullDP", _full_dp, private=True, uses_all=True)
 register_strategy("RandomDP", RandomDPDataLoader, private=True)
 register_strategy("GLISTERDP", GLISTERDPDataLoader, private=True, selects=True)
+register_strategy("ClassWeightsDP", GLISTERDPDataLoader, private=True, selects=True, mechanism="class_weights")
+register_strategy("GroupRatesDP", GLISTERDPDataLoader, private=True, selects=True, mechanism="group_rates")
 register_strategy("Full", _full, uses_all=True)
 register_strategy("SELCON", _selcon)
 

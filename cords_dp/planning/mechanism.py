@@ -202,9 +202,11 @@ def mechanism_keys() -> frozenset[str]:
     return frozenset().union(*(m.own_keys() for m in registered_mechanisms()))
 
 
-def read_mechanism(section: Mapping[str, Any], privacy: PrivacySettings, subset: SubsetSettings) -> Mechanism:
-    """The mechanism that ``dss_args`` asks for, checked."""
-    name = section.get("mechanism")
+def read_mechanism(
+    section: Mapping[str, Any], privacy: PrivacySettings, subset: SubsetSettings, *, default: str | None = None
+) -> Mechanism:
+    """The mechanism that ``dss_args`` asks for, or the strategy's default, checked."""
+    name = default if section.get("mechanism") is None else section["mechanism"]
     if name is None:
         chosen = next(m for m in registered_mechanisms() if m.suits(section))
     elif name in _MECHANISMS:

@@ -29,8 +29,7 @@ together are one `BranchMaximum`. Chances and batches are secret state.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -45,15 +44,12 @@ from cords_dp.mechanisms.releases import Releases
 from cords_dp.planning.mechanism import Mechanism, Release, SelectionNoise
 from cords_dp.planning.schedule import EpochPlan, Sizes, subset_schedule
 from cords_dp.selection.context import Records, SelectionContext, Selector, Weights
-from cords_dp.selection.last_layer import check_selection_type
+from cords_dp.selection.keys import check_weighing, wants_no_other_score
 from cords_dp.selection.pool import Pool
-from cords_dp.selection.scores import get_score
+from cords_dp.selection.tables import CONCENTRATIONS, best_branch, normalised, table_ratios
 
 _TABLE, _VALIDATION = "table", "validation table"
-_LOST = 0.25  # share of V's mass that the cap at 1 may cost
-_CONCENTRATIONS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.5)
 _BEFORE = 0.5  # exponent of the class ratio while only labels are known: they cannot tell shift from label noise
-_READABLE = 2.0  # a cell of D counts as read above this many deviations of its noise
 _RECORDS_PER_CELL = 4.0  # in deviations of a cell's noise; with fewer, predictions are only told right from wrong
 
 
@@ -82,7 +78,7 @@ class Align(Mechanism):
 
     @classmethod
     def suits(cls, keys: Mapping[str, Any]) -> bool:
-        return keys.get("score") in (None, "glister")
+        return wants_no_other_score(keys)
 
     @property
     def reads_validation(self) -> bool:
@@ -90,14 +86,7 @@ class Align(Mechanism):
 
     def check(self, privacy: PrivacySettings, subset: SubsetSettings) -> None:
         whole("dss_args.looks", self.looks)
-        get_score(self.score)
-        check_selection_type(self.selection_type)
-        if self.score != "glister" or self.selection_type == "PerClass":
-            raise ConfigError(
-                "dss_args.mechanism",
-                self.name,
-                "weighs labels and predictions by itself; for another score or per-class quotas use 'threshold'",
-            )
+        check_weighing(self, "weighs labels and predictions")
         if privacy.composition == "basic":
             raise ConfigError(
                 "privacy.composition", "basic", f"{self.name!r} is composed with training jointly; use 'joint'"
@@ -120,7 +109,7 @@ class Align(Mechanism):
         )
 
     def concentrations(self, sizes: Sizes) -> tuple[float, ...]:
-        return tuple(c for c in _CONCENTRATIONS if c * sizes.k <= sizes.n)
+        return tuple(c for c in CONCENTRATIONS if c * sizes.k <= sizes.n)
 
     def draws_from(self, n: int, k: int) -> int:
         return n
@@ -196,12 +185,10 @@ class AlignSelector:
 
     def _kinds(self, records: Records, weights: Weights, groups: int) -> np.ndarray:
         """The cell of each record, −1 for none: a function of that record and of released weights."""
-        seen = records.at(weights, linear_layer=False)
-        labels, predicted = seen.labels.cpu().numpy(), seen.logits.argmax(dim=1).cpu().numpy()
         classes = self.context.num_classes
+        labels, predicted = records.kinds(weights, classes)
         group = np.zeros_like(labels) if groups == 1 else predicted if groups == classes else labels != predicted
-        known = torch.isfinite(seen.logits).all(dim=1).cpu().numpy() & (labels >= 0) & (labels < classes)
-        return np.where(known, labels * groups + group, -1)
+        return np.where(labels >= 0, labels * groups + group, -1)
 
     def _table(self, kinds: np.ndarray, groups: int) -> np.ndarray:
         classes = self.context.num_classes
@@ -218,7 +205,7 @@ class AlignSelector:
     def _look_at_labels(self, on_d: np.ndarray, on_v: np.ndarray, sigma_d: float, sigma_v: float) -> None:
         (shares,), (ratio,) = table_ratios(on_d[None], on_v[None], sigma_d, sigma_v)
         self._labels = shares, ratio
-        _, chances = best_branch(shares, _normalised(shares, ratio**_BEFORE), [(1.0, 1.0)])
+        _, chances = best_branch(shares, normalised(shares, ratio**_BEFORE), [(1.0, 1.0)])
         self._chances = chances[:, None]
 
     def _look(self, on_d: np.ndarray, on_v: np.ndarray, sigma_d: float, sigma_v: float) -> None:
@@ -227,72 +214,10 @@ class AlignSelector:
         within, tilt = table_ratios(on_d, on_v, sigma_d, sigma_v)
         joint = shares[:, None] * within
         joint = (joint / joint.sum()).ravel()
-        wanted = _normalised(joint, (ratio[:, None] * tilt).ravel())
+        wanted = normalised(joint, (ratio[:, None] * tilt).ravel())
         options = [(b.concentration, b.sigma) for b in self.context.plan.branches] or [(1.0, 1.0)]
         if self._branch is None:
             self._branch, chances = best_branch(joint, wanted, options)
         else:  # the steps that were charged together stay in their branch
             _, chances = best_branch(joint, wanted, [options[self._branch]])
         self._chances = chances.reshape(on_d.shape)
-
-
-def table_ratios(on_d: np.ndarray, on_v: np.ndarray, sigma_d: float, sigma_v: float) -> tuple[np.ndarray, np.ndarray]:
-    """For each row of two noisy tables: D's shares, and the ratio of V's shares to them, shrunk towards 1.
-
-    Empirical Bayes: a ratio is 1 + e with e of mean 0 and variance ω², measured with an error of known variance. ω² is
-    the mean of (ratio − 1)² over the records of D less what noise and sampling explain; at 0 every ratio is 1.
-    """
-    groups = on_d.shape[1]
-    size_d = np.maximum(on_d.sum(axis=1, keepdims=True), max(1.0, sigma_d * groups**0.5))
-    size_v = np.maximum(on_v.sum(axis=1, keepdims=True), max(1.0, sigma_v * groups**0.5))
-    seen = np.maximum(on_d, 0.0) / size_d
-    floor = max(_READABLE * sigma_d, 1e-9)
-    d = np.maximum(on_d, floor) / size_d  # a ratio to a count within noise is capped, not believed
-    v = on_v / size_v
-    ratio = v / d
-    error_d = (sigma_d / size_d) ** 2 + seen / size_d
-    error_v = (sigma_v / size_v) ** 2 + np.maximum(np.maximum(v, seen), 1 / size_v) / size_v
-    error = (error_v + ratio**2 * error_d) / d**2
-    explained = ((sigma_v / size_v) ** 2 + d / size_v + error_d) / d**2  # E(ratio − 1)² where nothing differs
-    readable = np.where(on_d > floor, on_d, 0.0)
-    spread = float((readable * ((ratio - 1) ** 2 - explained)).sum() / max(readable.sum(), 1.0))
-    shrunk = np.clip(1 + (ratio - 1) * spread / (spread + error), 0.0, None) if spread > 0 else np.ones_like(ratio)
-    shares = seen / np.maximum(seen.sum(axis=1, keepdims=True), 1e-9)
-    return shares, shrunk / np.maximum((shares * shrunk).sum(axis=1, keepdims=True), 1e-3)
-
-
-def best_branch(
-    shares: np.ndarray, ratio: np.ndarray, branches: Sequence[tuple[float, float]]
-) -> tuple[int, np.ndarray]:
-    """The best of the branches (c, σ_c), ties to the first, and each cell's chance there; Σ shares·ratio = 1.
-
-    A chance is min(1, κ·ratio), κ the smaller of two: at one the cap costs a share of V's mass, at the other a
-    share 1/c of D stays, so that a batch has about its expected size. Worth of a branch: the share β times the log of
-    signal to noise, less the divergence of what is drawn from V.
-    """
-    wanted = shares * ratio
-    match = 1 / _rising(lambda x: float((shares * np.minimum(x, ratio)).sum()), 1 - _LOST)
-    reachable = (1 - 1e-9) * float(shares[ratio > 0].sum())
-    best, worth = (0, np.ones_like(ratio)), -math.inf
-    for number, (c, sigma) in enumerate(branches):
-        fill = _rising(lambda x: float((shares * np.minimum(1.0, x * ratio)).sum()), min(1 / c, reachable))
-        chances = np.minimum(1.0, min(match, fill) * ratio)
-        kept, asked = float((shares * chances).sum()), wanted > 0
-        value = (_LOST - 1) * math.log(max(kept, 1e-12)) + _LOST * math.log(c / sigma)
-        value += float((wanted[asked] * np.log(np.maximum(chances[asked], 1e-12))).sum())
-        if value > worth + 1e-9:
-            best, worth = (number, chances), value
-    return best
-
-
-def _normalised(shares: np.ndarray, ratio: np.ndarray) -> np.ndarray:
-    return ratio / max(float((shares * ratio).sum()), 1e-9)
-
-
-def _rising(function: Callable[[float], float], wanted: float) -> float:
-    """Where a rising function reaches a value, by bisection on a logarithmic scale."""
-    low, high = 1e-9, 1e9
-    for _ in range(100):
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if function(middle) < wanted else (low, middle)
-    return high

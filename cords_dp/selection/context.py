@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -36,6 +37,13 @@ class Records:
         return last_layer(
             self.model, self.loss, self.dataset, linear_layer=linear_layer, device=self.device, projection=projection
         )
+
+    def kinds(self, weights: Weights, classes: int) -> tuple[np.ndarray, np.ndarray]:
+        """Label and predicted class of every record; label −1 for one that is null, unknown or not finite."""
+        seen = self.at(weights, linear_layer=False)
+        labels, predicted = seen.labels.cpu().numpy(), seen.logits.argmax(dim=1).cpu().numpy()
+        known = torch.isfinite(seen.logits).all(dim=1).cpu().numpy() & (labels >= 0) & (labels < classes)
+        return np.where(known, labels, -1), predicted
 
 
 @dataclass(frozen=True)

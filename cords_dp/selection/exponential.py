@@ -41,13 +41,11 @@ from torch import Tensor
 
 from cords_dp.accounting import (
     TRAINING_DATA,
-    VALIDATION_DATA,
     Bound,
     Event,
     ExponentialPicks,
     GumbelFreeze,
     advanced_composition,
-    gaussian,
 )
 from cords_dp.config.settings import PrivacySettings, SubsetSettings
 from cords_dp.config.values import flag, one_of, whole
@@ -56,6 +54,7 @@ from cords_dp.mechanisms.releases import Releases
 from cords_dp.planning.mechanism import Mechanism, Release, SelectionNoise
 from cords_dp.planning.schedule import Sizes
 from cords_dp.selection.context import SelectionContext, Selector, Weights
+from cords_dp.selection.keys import validation_gradient
 from cords_dp.selection.last_layer import LastLayer, LastLayerGradients, check_selection_type, moved_sum, to_norm
 from cords_dp.selection.pool import Pool
 from cords_dp.selection.scores import get_score, score_records
@@ -172,10 +171,7 @@ class Exponential(Mechanism):
         )
         if not self.reads_validation:
             return (picks,)
-        event = None if noise.on_validation is None else gaussian(noise.on_validation, self.freezes(sizes.k))
-        clip = privacy.validation_clip
-        words = f"the validation gradient; {clip:g} (clip norm)"
-        return picks, Release(_VALIDATION, VALIDATION_DATA, event, clip, words)
+        return picks, validation_gradient(_VALIDATION, noise, privacy, self.freezes(sizes.k))
 
     def _event(self, epsilon0: float, privacy: PrivacySettings, k: int) -> Event:
         composition = self.composition(privacy)

@@ -56,12 +56,12 @@ class LastLayerGradients:
         return finite_or_zero((self.factors(clip) * inner)[:, None])[:, 0]
 
     def clipped_sum(self, clip: float) -> Tensor:
-        """``Σ_j clip(g_j)``, classes×(1+dim). One record's part has norm at most ``clip``."""
+        """``Σ_j clip(g_j)``, classes×(1+dim), in float64. One record's part has norm at most ``clip``."""
         weighted = finite_or_zero(self.r * self.factors(clip)[:, None])
         total = weighted.new_zeros(weighted.shape[1], self.a.shape[1], dtype=torch.float64)
         for part, inputs in zip(weighted.split(_BATCH), self.a.split(_BATCH), strict=True):
             total += part.double().T @ finite_or_zero(inputs).double()  # float32 would lose records in a long sum
-        return total.to(weighted)
+        return total  # rounded only after its noise: rounding a long sum moves it by more than the slack
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def moved_sum(layer: LastLayer, loss: LossPerExample, clip: float, move: Tensor 
     """``Σ_j clip(g_j)`` at last-layer weights moved by ``−move``: GLISTER's greedy step. One record's part ≤ clip."""
     if move is None:
         return layer.gradients.clipped_sum(clip)
-    logits = layer.logits - layer.gradients.a @ move.T
+    logits = layer.logits - layer.gradients.a @ move.to(layer.logits).T
     return LastLayerGradients(logit_gradients(logits, layer.labels, loss), layer.gradients.a).clipped_sum(clip)
 
 

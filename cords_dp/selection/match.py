@@ -46,16 +46,15 @@ from torch.nn import functional as F
 
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, gaussian
 from cords_dp.config.settings import PrivacySettings, SubsetSettings
-from cords_dp.config.values import flag, number, whole
-from cords_dp.errors import ConfigError
+from cords_dp.config.values import number, whole
 from cords_dp.mechanisms.quantile import tail_noise
 from cords_dp.mechanisms.releases import Releases
 from cords_dp.planning.mechanism import Mechanism, Release, SelectionNoise
 from cords_dp.planning.schedule import EpochPlan, Sizes, subset_schedule
 from cords_dp.selection.context import Records, SelectionContext, Selector, Weights
-from cords_dp.selection.last_layer import LastLayerGradients, check_selection_type
+from cords_dp.selection.keys import check_scoring, check_weighing, wants_no_other_score
+from cords_dp.selection.last_layer import LastLayerGradients
 from cords_dp.selection.pool import Pool
-from cords_dp.selection.scores import get_score
 
 _SUM, _TAILS, _VALIDATION = "sum", "tail counts", "validation sum"
 _SHRINKAGE = 2.0  # ρ² below twice what noise explains counts as no difference; its spread is far below twice
@@ -113,24 +112,16 @@ class Match(Mechanism):
 
     @classmethod
     def suits(cls, keys: Mapping[str, Any]) -> bool:
-        return keys.get("score") in (None, "glister")
+        return wants_no_other_score(keys)
 
     @property
     def reads_validation(self) -> bool:
         return True
 
     def check(self, privacy: PrivacySettings, subset: SubsetSettings) -> None:
-        get_score(self.score)
-        check_selection_type(self.selection_type)
-        if self.score != "glister" or self.selection_type == "PerClass":
-            raise ConfigError(
-                "dss_args.mechanism",
-                self.name,
-                "matches gradients and class shares by itself; for another score or per-class quotas use 'threshold'",
-            )
-        whole("dss_args.projection", self.projection)
+        check_scoring(self)
+        check_weighing(self, "matches gradients and class shares")
         whole("dss_args.bins", self.bins, low=2, high=4096)
-        flag("dss_args.linear_layer", self.linear_layer)
         if self.concentration is not None:
             number(
                 "dss_args.concentration",

@@ -17,6 +17,7 @@ class Pool:
     weights: in [0, 1], multiply the clipped gradients of the records; None for 1.
     chances: in [0, 1], of a record that a step has drawn to stay in it; None for 1.
     branch: which of the plan's branches the steps take, where a mechanism has several.
+    levels: the branch of each record, where each takes its own for the whole run; None where all take ``branch``.
 
     Formal guarantee: with values in these ranges and distinct indices, a record's part of a step has norm at most C and
     is there with probability at most the charged rate. Anything else is refused here.
@@ -26,6 +27,7 @@ class Pool:
     weights: np.ndarray | None = None
     chances: np.ndarray | None = None
     branch: int = 0
+    levels: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         indices = np.asarray(self.indices)
@@ -38,6 +40,11 @@ class Pool:
         for name in ("weights", "chances"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, self._in_range(name))
+        if self.levels is not None:
+            levels = np.asarray(self.levels)
+            if levels.shape != indices.shape or not np.issubdtype(levels.dtype, np.integer):
+                raise MechanismError("a pool needs as many levels as indices, whole numbers")
+            object.__setattr__(self, "levels", _read_only(levels.astype(np.int64)))
 
     def _in_range(self, name: str) -> np.ndarray:
         values = np.array(getattr(self, name), dtype=np.float64)
@@ -68,7 +75,21 @@ def checked_pool(pool: object, n: int, branches: int = 0) -> Pool:
         raise MechanismError("a pool's indices lie outside the training set")
     if not (isinstance(pool.branch, int) and 0 <= pool.branch < max(1, branches)):
         raise MechanismError("a pool asks for a branch that the plan does not have")
+    if pool.levels is not None and pool.levels.size and not 0 <= pool.levels.min() <= pool.levels.max() < branches:
+        raise MechanismError("a pool asks for levels that the plan does not have")
     return pool
+
+
+def drawn_by_level(pool: Pool, rates: np.ndarray, sigmas: np.ndarray) -> Pool:
+    """The pool for steps at the highest rate with the smallest noise, each record drawn and weighted as in its level.
+
+    Formal guarantee: record j is drawn with probability at most rates[level_j] and its part has norm at most
+    C·σ_min/σ[level_j], so its share of the steps is dominated by the events (rates[level_j], σ[level_j]).
+    """
+    assert pool.levels is not None
+    chances = (rates / rates.max())[pool.levels] * (1.0 if pool.chances is None else pool.chances)
+    weights = (sigmas.min() / sigmas)[pool.levels] * (1.0 if pool.weights is None else pool.weights)
+    return Pool(pool.indices, weights=weights, chances=chances)
 
 
 def _read_only(values: np.ndarray) -> np.ndarray:

@@ -81,6 +81,8 @@ class ScoringKeys(Protocol):
     def projection(self) -> int: ...
     @property
     def linear_layer(self) -> bool: ...
+    @property
+    def selection_type(self) -> str: ...
 
 
 class ScoredRecords:
@@ -113,8 +115,8 @@ class ScoredRecords:
             return self.zeros()
         clip = self.context.plan.privacy.validation_clip
         total = moved_sum(self.validation, self.context.training.loss, clip, move)
-        noisy = releases.gaussian(name, total.double().cpu().numpy())
-        return to_norm(torch.from_numpy(noisy).to(total), 1.0)
+        noisy = releases.gaussian(name, total.cpu().numpy())
+        return to_norm(torch.from_numpy(noisy).to(self.zeros()), 1.0)
 
     def unit_sum(self, members: np.ndarray) -> Tensor:
         """Σ of the members' gradients at length below 1, in float64."""
@@ -124,8 +126,8 @@ class ScoredRecords:
 
 
 def unit_gradient_rows(gradients: LastLayerGradients) -> tuple[Tensor, Tensor]:
-    """`unit_gradient` of many records."""
-    return gradients.r / (gradients.r.norm(dim=1, keepdim=True) + 0.01), gradients.a
+    """`unit_gradient` of many records, with room for rounding."""
+    return gradients.r * ((1 - 1e-6) / (gradients.r.norm(dim=1, keepdim=True) + 0.01)), gradients.a
 
 
 def _glister(r: Tensor, a: Tensor, v: Tensor) -> Tensor:

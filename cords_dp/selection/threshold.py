@@ -33,15 +33,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, gaussian
+from cords_dp.accounting import TRAINING_DATA, gaussian
 from cords_dp.config.settings import PrivacySettings, SubsetSettings
-from cords_dp.config.values import flag, number, whole
+from cords_dp.config.values import number, whole
 from cords_dp.mechanisms.quantile import threshold_for
 from cords_dp.mechanisms.releases import Releases
 from cords_dp.planning.mechanism import Mechanism, Release, SelectionNoise
 from cords_dp.planning.schedule import Sizes
 from cords_dp.selection.context import SelectionContext, Selector, Weights
-from cords_dp.selection.last_layer import check_selection_type
+from cords_dp.selection.keys import check_scoring, validation_gradient
 from cords_dp.selection.pool import Pool
 from cords_dp.selection.scores import ScoredRecords, get_score
 
@@ -84,14 +84,11 @@ class Threshold(Mechanism):
         return get_score(self.score).uses_validation
 
     def check(self, privacy: PrivacySettings, subset: SubsetSettings) -> None:
-        get_score(self.score)
-        check_selection_type(self.selection_type)
-        for name in ("greedy_rounds", "projection"):
-            whole(f"dss_args.{name}", getattr(self, name))
+        check_scoring(self)
+        whole("dss_args.greedy_rounds", self.greedy_rounds)
         whole("dss_args.bins", self.bins, low=2, high=4096)
         number("dss_args.greedy_step", self.greedy_step, low=0, low_included=True)
         number("dss_args.exploration", self.exploration, low=0, high=1, low_included=True)
-        flag("dss_args.linear_layer", self.linear_layer)
 
     @property
     def sums(self) -> int:
@@ -106,10 +103,7 @@ class Threshold(Mechanism):
         if self.sums:
             releases.append(on_d(_SUMS, self.sums, "sums of unit gradients; 1 (one unit gradient)"))
         if self.reads_validation:
-            event = None if noise.on_validation is None else gaussian(noise.on_validation, self.greedy_rounds)
-            clip = privacy.validation_clip
-            words = f"the validation gradient; {clip:g} (clip norm)"
-            releases.append(Release(_VALIDATION, VALIDATION_DATA, event, clip, words))
+            releases.append(validation_gradient(_VALIDATION, noise, privacy, self.greedy_rounds))
         return tuple(releases)
 
     def build(self, context: SelectionContext) -> Selector:

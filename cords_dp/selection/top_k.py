@@ -17,15 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, gaussian
+from cords_dp.accounting import TRAINING_DATA, gaussian
 from cords_dp.config.settings import PrivacySettings, SubsetSettings
-from cords_dp.config.values import flag, whole
 from cords_dp.errors import ConfigError
 from cords_dp.mechanisms.releases import Releases
 from cords_dp.planning.mechanism import Mechanism, Release, SelectionNoise
 from cords_dp.planning.schedule import Sizes
 from cords_dp.selection.context import SelectionContext, Selector, Weights
-from cords_dp.selection.last_layer import check_selection_type
+from cords_dp.selection.keys import check_scoring, validation_gradient
 from cords_dp.selection.pool import Pool
 from cords_dp.selection.scores import ScoredRecords, get_score
 
@@ -56,10 +55,7 @@ class TopK(Mechanism):
         return get_score(self.score).uses_validation
 
     def check(self, privacy: PrivacySettings, subset: SubsetSettings) -> None:
-        get_score(self.score)
-        whole("dss_args.projection", self.projection)
-        flag("dss_args.linear_layer", self.linear_layer)
-        check_selection_type(self.selection_type)
+        check_scoring(self)
         if self.selection_type == "PerClass":
             raise ConfigError(
                 "dss_args.selection_type", "PerClass", "top_k ranks all records together; use 'Supervised'"
@@ -70,9 +66,7 @@ class TopK(Mechanism):
         scores = Release(_SCORES, TRAINING_DATA, gaussian(noise.on_training), 1.0, words)
         if not self.reads_validation:
             return (scores,)
-        event, clip = None if noise.on_validation is None else gaussian(noise.on_validation), privacy.validation_clip
-        words = f"the validation gradient; {clip:g} (clip norm)"
-        return scores, Release(_VALIDATION, VALIDATION_DATA, event, clip, words)
+        return scores, validation_gradient(_VALIDATION, noise, privacy)
 
     def build(self, context: SelectionContext) -> Selector:
         return TopKSelector(self, context)

@@ -121,7 +121,9 @@ def resolve(cfg: Mapping[str, Any], *, own_data: bool = False, plan: bool = True
     subset = read_subset(config, uses_all=strategy.uses_all) if strategy.private else SubsetSettings()
     if privacy and privacy.augmentations > 1 and not own_data and not holds_images(config):
         raise ConfigError("privacy.augmentations", privacy.augmentations, "only images can be shown in other views")
-    mechanism = read_mechanism(config["dss_args"], privacy, subset) if privacy and strategy.selects else None
+    mechanism = None
+    if privacy and strategy.selects:
+        mechanism = read_mechanism(config["dss_args"], privacy, subset, default=strategy.mechanism)
     run = Run(
         config=_with_defaults(config, strategy, subset),
         strategy=strategy,

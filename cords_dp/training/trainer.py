@@ -10,11 +10,11 @@ before a file is written or a record is read.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,6 @@ from tqdm import tqdm
 from cords_dp import toolkit
 from cords_dp.accounting import Account, Ledger, Reservation
 from cords_dp.config import config_digest, thawed_copy
-from cords_dp.dataloaders import poisson_batches
 from cords_dp.datasets import (
     DATASETS,
     Splits,
@@ -46,9 +45,8 @@ from cords_dp.distributed import current_world
 from cords_dp.errors import BudgetExceededError, ConfigError, MechanismError
 from cords_dp.mechanisms.noise import noise_source
 from cords_dp.models import build_model, check_input, make_private_ready
-from cords_dp.planning import Cost, EpochPlan, PrivacyPlan
+from cords_dp.planning import Cost, PrivacyPlan
 from cords_dp.seeding import Streams, seed_global_generators
-from cords_dp.selection import Pool, checked_pool
 from cords_dp.training.averaging import WeightAverage
 from cords_dp.training.checkpoint import (
     Progress,
@@ -60,6 +58,7 @@ from cords_dp.training.checkpoint import (
     save_checkpoint,
 )
 from cords_dp.training.engine import PrivateEngine
+from cords_dp.training.epochs import CordsEpochs, PrivateEpochs
 from cords_dp.training.evaluation import History, evaluate
 from cords_dp.training.logs import (
     allowed_metrics,
@@ -69,16 +68,10 @@ from cords_dp.training.logs import (
     own_logger,
     quiet_libraries,
 )
-from cords_dp.training.optim import (
-    branch_rate_factor,
-    build_optimizer,
-    build_scheduler,
-    planned_learning_rate,
-    scale_learning_rate,
-)
+from cords_dp.training.optim import build_optimizer, build_scheduler, planned_learning_rate
 from cords_dp.training.run import Run, resolve
 from cords_dp.training.source import build_source
-from cords_dp.training.stepping import Engine, build_engine
+from cords_dp.training.stepping import build_engine
 from cords_dp.training.steps import ChargedSteps
 
 _EVALUATION_BATCH = 1024
@@ -113,7 +106,8 @@ class TrainClassifier(toolkit.TrainClassifier):
         self.ledger = Ledger()
         self.model: nn.Module | None = None
         self.data: Splits | None = None
-        self.train_seconds = self.selection_seconds = 0.0
+        self.train_seconds = 0.0
+        self._epochs: PrivateEpochs | CordsEpochs | None = None
         self._remarks: list[str] = []
 
     # -- CORDS' building blocks -------------------------------------------------------------------
@@ -239,11 +233,15 @@ class TrainClassifier(toolkit.TrainClassifier):
         self.progress = Progress(model, optimizer, scheduler, source, average, self.history)
         start_epoch = self._resume(saved)
         noise = noise_source(streams.numpy("noise"), secure=bool(plan and plan.privacy.secure_noise))
-        self._steps = ChargedSteps(self.ledger, noise)
-        self._engine = build_engine(run, plan, data, model, optimizer, criterion, streams, self._steps)
-        if plan is not None and not plan.noiseless:
-            self.logger.info("Per-example gradients by Opacus, mode %s.", self._engine.mode)
-        self._batch_coins = streams.numpy("batches")
+        steps = ChargedSteps(self.ledger, noise)
+        engine = build_engine(run, plan, data, model, optimizer, criterion, streams, steps)
+        if isinstance(engine, PrivateEngine):
+            self.logger.info("Per-example gradients by Opacus, mode %s.", engine.mode)
+        if plan is not None:
+            coins = streams.numpy("batches")
+            self._epochs = PrivateEpochs(run, plan, data.train, self.progress, engine, steps, coins, self.world)
+        else:
+            self._epochs = CordsEpochs(run, source, engine)
         wanted = run.config["train_args"].get("print_args") or ["tst_loss", "tst_acc", "time"]
         self._print_args = allowed_metrics(wanted, plan, self.logger)
         log_plan(run, plan, self.logger)
@@ -251,7 +249,7 @@ class TrainClassifier(toolkit.TrainClassifier):
         with self._progress_bar() as bar:
             for epoch in range(start_epoch + 1, run.epochs + 1):
                 try:
-                    subset_metrics = self._train_epoch(epoch, bar)
+                    subset_metrics = self._train_epoch(epoch, partial(self._after_step, bar))
                 except BudgetExceededError as error:  # an interrupted run spent it; later epochs may have their own
                     refused = error
                     continue
@@ -327,90 +325,23 @@ class TrainClassifier(toolkit.TrainClassifier):
 
     # -- one epoch ----------------------------------------------------------------------------------
 
-    def _train_epoch(self, epoch: int, bar: tqdm) -> dict[str, float]:
+    def _train_epoch(self, epoch: int, after_step: Callable[[], None]) -> dict[str, float]:
         start, selecting = time.perf_counter(), self.selection_seconds
-        if self.plan is not None:
-            self._private_epoch(epoch, self.plan, self.plan.shape.epochs[epoch - 1], bar)
-            metrics: dict[str, float] = {}
-        else:
-            metrics = self._cords_epoch(bar)
-        scheduler = self.progress.scheduler
-        if scheduler is not None and not self._scheduler_by_step:
-            scheduler.step()
+        assert self._epochs is not None
+        metrics = self._epochs.train(epoch, after_step)
+        if self.progress.scheduler is not None and not self._scheduler_by_step:
+            self.progress.scheduler.step()
         self.train_seconds += time.perf_counter() - start - (self.selection_seconds - selecting)
         return metrics
 
-    def _private_epoch(self, epoch: int, plan: PrivacyPlan, planned: EpochPlan, bar: tqdm) -> None:
-        """One epoch of the plan: its pool, its charge, and exactly as many batches as were charged."""
-        if not planned.steps:
-            return
-        assert self.data is not None
-        pool = Pool.everything(plan.shape.n) if planned.pool == "all" else self._pool(epoch)
-        rate = planned.rate if not plan.branches or not planned.branched else self._enter_branch(plan, pool.branch)
-        if not plan.noiseless:
-            # The whole epoch is charged before its first noise: a crash wastes budget, never regains it.
-            self._steps.begin(plan, planned)
-        model, average = self.progress.model, self.progress.average
-        model.train()
-        batches = poisson_batches(
-            self.data.train, pool, rate=rate, steps=planned.steps, rng=self._batch_coins, world=self.world
-        )
-        for x, y, weights in batches:
-            with self._steps.one() if not plan.noiseless else contextlib.nullcontext():
-                self._engine.step(*(part.to(self.run.device) for part in (x, y, weights)))
-            if average is not None:
-                average.update(model)
-            self._after_step(bar)
-
-    def _pool(self, epoch: int) -> Pool:
-        """What the strategy hands over for this epoch: rank 0's, checked."""
-        start = time.perf_counter()
-        source = self.progress.source
-        pool = self.world.share(source.pool(epoch) if self.world.main else None)
-        assert self.plan is not None
-        self.selection_seconds += time.perf_counter() - start
-        return checked_pool(pool, self.plan.shape.n, self.plan.branch_count)
-
-    def _enter_branch(self, plan: PrivacyPlan, chosen: int) -> float:
-        """The rate of the branch that a release has chosen; noise and learning rate follow, once for the run."""
-        progress = self.progress
-        if progress.branch is None:
-            progress.branch = chosen
-            if self.run.planned_learning_rate:
-                scale_learning_rate(progress.optimizer, progress.scheduler, branch_rate_factor(plan, chosen))
-        elif progress.branch != chosen:
-            raise MechanismError("the steps that were charged together stay in the branch that was chosen first")
-        assert isinstance(self._engine, PrivateEngine)
-        self._engine.set_noise_multiplier(plan.branches[chosen].sigma)
-        return plan.branches[chosen].rate
+    @property
+    def selection_seconds(self) -> float:
+        return self._epochs.selection_seconds if self._epochs is not None else 0.0
 
     def _after_step(self, bar: tqdm) -> None:
         if self.progress.scheduler is not None and self._scheduler_by_step:
             self.progress.scheduler.step()
         bar.update()
-
-    def _cords_epoch(self, bar: tqdm) -> dict[str, float]:
-        """An epoch of a strategy that is not private, by CORDS' own step."""
-        self.progress.model.train()
-        loss_sum, correct, seen = 0.0, 0, 0
-        for x, y, weights in self.progress.source:
-            x, y, weights = (part.to(self.run.device) for part in (x, y, weights))
-            batch_loss, batch_correct = self._cords_step(self._engine, x, y, weights)
-            loss_sum, correct, seen = loss_sum + batch_loss, correct + batch_correct, seen + len(y)
-            self._after_step(bar)
-        return {"subtrn_loss": loss_sum, "subtrn_acc": correct / seen} if seen else {}
-
-    def _cords_step(self, engine: Engine, x: Tensor, y: Tensor, weights: Tensor) -> tuple[float, int]:
-        """A weighted mean over the batch, as CORDS' strategies expect. It couples records: never under DP-SGD."""
-        is_reg = self.run.config["is_reg"]
-        engine.optimizer.zero_grad()
-        outputs = engine.model(x)
-        losses = engine.criterion(outputs.view_as(y) if is_reg else outputs, y)
-        loss = torch.dot(losses.reshape(-1), weights.to(losses) / weights.sum())
-        loss.backward()
-        engine.optimizer.step()
-        correct = 0 if is_reg else int((outputs.argmax(dim=1) == y).sum())
-        return float(loss.detach()), correct
 
     # -- what is measured ---------------------------------------------------------------------------
 

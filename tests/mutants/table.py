@@ -266,8 +266,7 @@ _SAMPLING = [
     _mutant(
         "ranks-draw-own-masks", "every process draws a mask of its own: each record has several chances",
         "training/trainer.py",
-        ('self._batch_coins = streams.numpy("batches")',
-         'self._batch_coins = streams.numpy("batches", rank=self.world.rank)'),
+        ('coins = streams.numpy("batches")', 'coins = streams.numpy("batches", rank=self.world.rank)'),
         KILLERS + "test_ranks_draw_one_mask",
     ),
     _mutant(
@@ -365,7 +364,7 @@ _SELECTION = [
     ),
     _mutant(
         "threshold-sums-not-normalised", "the sums of threshold are of gradients of any length", "selection/scores.py",
-        ("return gradients.r / (gradients.r.norm(dim=1, keepdim=True) + 0.01), gradients.a",
+        ("return gradients.r * ((1 - 1e-6) / (gradients.r.norm(dim=1, keepdim=True) + 0.01)), gradients.a",
          "return gradients.r, gradients.a"),
         THRESHOLD + "test_sums_of_unit_gradients_have_sensitivity_one",
     ),
@@ -403,7 +402,7 @@ _SELECTION = [
     ),
     _mutant(
         "align-counts-null-records", "a record whose prediction is not finite has a cell in align's table",
-        "selection/align.py",
+        "selection/context.py",
         ("known = torch.isfinite(seen.logits).all(dim=1).cpu().numpy() & (labels >= 0)", "known = (labels >= 0)"),
         REPLAY + "test_what_is_released_on_d_moves_by_at_most_its_sensitivity[align]",
     ),
@@ -555,12 +554,12 @@ _ACCOUNTING = [
         KILLERS + "test_every_branch_is_paid_for",
     ),
     _mutant(
-        "branch-without-its-noise", "a branch is drawn at its rate, with the noise of another", "training/trainer.py",
-        ("        self._engine.set_noise_multiplier(plan.branches[chosen].sigma)\n", ""),
+        "branch-without-its-noise", "a branch is drawn at its rate, with the noise of another", "training/epochs.py",
+        ("        self.engine.set_noise_multiplier(plan.branches[chosen].sigma)\n", ""),
         KILLERS + "test_a_branch_has_its_own_rate_and_noise",
     ),
     _mutant(
-        "branch-may-change", "steps that were charged together are taken in several branches", "training/trainer.py",
+        "branch-may-change", "steps that were charged together are taken in several branches", "training/epochs.py",
         ("elif progress.branch != chosen:", "elif False:"),
         KILLERS + "test_a_branch_has_its_own_rate_and_noise",
     ),

@@ -45,6 +45,7 @@ from cords_dp.selection.archive import SelectionArchive
 from cords_dp.selection.session import Selections
 from cords_dp.training import TrainClassifier
 from cords_dp.training.checkpoint import load_checkpoint, open_ledger, refuse_foreign
+from cords_dp.training.epochs import PrivateEpochs
 from cords_dp.training.logs import allowed_metrics
 from cords_dp.training.steps import ChargedSteps
 
@@ -83,8 +84,8 @@ class Crash(Exception):
 
 def first_draws(monkeypatch, trainer):
     """The first mask and the first noise of a run, which then crashes in its first step."""
+    from cords_dp.training import epochs as module
     from cords_dp.training import stepping
-    from cords_dp.training import trainer as module
 
     seen = {}
     real = module.poisson_batches
@@ -280,14 +281,13 @@ def test_every_branch_is_paid_for():
 def test_a_branch_has_its_own_rate_and_noise():
     plan, model = branched_plan(), net_for("linear")
     engine = engine_for(model, "linear", sigma=plan.sigma, noise=seeded_noise())
-    trainer = SimpleNamespace(
-        progress=SimpleNamespace(branch=None), run=SimpleNamespace(planned_learning_rate=False), _engine=engine
-    )
+    run, progress = SimpleNamespace(planned_learning_rate=False), SimpleNamespace(branch=None)
+    epochs = SimpleNamespace(plan=plan, progress=progress, run=run, engine=engine, _first_levels=None)
     for _ in range(2):  # two epochs
-        assert TrainClassifier._enter_branch(trainer, plan, 1) == plan.branches[1].rate
+        assert PrivateEpochs._enter_branch(epochs, Pool(np.arange(3), branch=1))[1] == plan.branches[1].rate
         assert engine.optimizer.noise_multiplier == plan.branches[1].sigma != plan.sigma
     with pytest.raises(MechanismError, match="chosen first"):
-        TrainClassifier._enter_branch(trainer, plan, 0)
+        PrivateEpochs._enter_branch(epochs, Pool(np.arange(3)))
 
 
 def test_what_an_interrupted_selection_paid_counts_once(tmp_path):

@@ -17,7 +17,7 @@ from cords_dp.accounting.events import merge
 from cords_dp.datasets import ArrayDataset
 from cords_dp.errors import BudgetExceededError, ConfigError, MechanismError
 from cords_dp.planning import price_of_selection
-from cords_dp.selection.align import best_branch, table_ratios
+from cords_dp.selection.tables import best_branch, table_ratios
 from cords_dp.training import TrainClassifier, resolve
 
 

@@ -64,7 +64,7 @@ def test_scores_and_sums_equal_those_of_explicit_gradients(linear_layer):
     clipped = matrix * (0.3 / matrix.flatten(1).norm(dim=1)).clamp(max=1.0)[:, None, None]
     v = torch.randn(matrix.shape[1:])
     torch.testing.assert_close(gradients.scores(v, 0.3), (clipped * v).sum(dim=(1, 2)), rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(gradients.clipped_sum(0.3), clipped.sum(dim=0), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(gradients.clipped_sum(0.3).float(), clipped.sum(dim=0), rtol=1e-4, atol=1e-6)
 
 
 def test_the_scores_agree_with_cords_when_nothing_is_clipped():

@@ -20,6 +20,7 @@ from steps import (
     CE,
     InPlaceResidual,
     LinearNet,
+    SequenceNet,
     batch_of,
     clipped_sum_by_loop,
     engine_for,
@@ -461,17 +462,8 @@ def test_every_mode_takes_in_place_residuals(mode):
 
 def test_ghost_clipping_refuses_linear_layers_on_sequences():
     """Opacus' norm of such layers cancels in float32 and can understate it many times over."""
-
-    class Sequence(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(4, 3)
-
-        def forward(self, x):
-            return self.layer(x).sum(dim=1)
-
     x, y = torch.randn(2, 5, 4), torch.tensor([0, 1])
-    model = Sequence()
+    model = SequenceNet()
     with pytest.raises(UnsupportedModelError, match="sequences"):
         engine_for(model, "ghost").step(x, y, torch.ones(2))
 

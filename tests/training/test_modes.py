@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from steps import CE, InPlaceResidual, batch_of, engine_for, flat, gradients_by_loop, recording_engine
+from steps import CE, InPlaceResidual, SequenceNet, batch_of, engine_for, flat, gradients_by_loop, recording_engine
 from torch import nn
 from torch.nn import functional as F
 
@@ -348,13 +348,5 @@ def test_a_mode_that_gives_wrong_gradients_is_refused():
 
 
 def test_sequences_get_another_mode_than_ghost():
-    class Sequence(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(4, 3)
-
-        def forward(self, x):
-            return self.layer(x).sum(dim=1)
-
     x, y = torch.randn(2, 5, 4), torch.tensor([0, 1])
-    assert fastest_mode(Sequence(), x, y, CE) != "ghost"
+    assert fastest_mode(SequenceNet(), x, y, CE) != "ghost"

@@ -66,8 +66,8 @@ def test_epsilon_infinity_trains_without_noise(train):
 
 def test_sampler_optimizer_and_accountant_agree(make_config, monkeypatch):
     """The numbers that the sampler draws with, the optimizer adds and the ledger charges are the plan's."""
+    from cords_dp.training import epochs as module
     from cords_dp.training import stepping
-    from cords_dp.training import trainer as module
 
     seen = {"rates": [], "steps": 0, "engines": []}
     real_batches, real_engine = module.poisson_batches, stepping.PrivateEngine
