@@ -70,8 +70,10 @@ KEYS: dict[str, Mapping[str, Check] | None] = {
         "name": file_name, "datadir": path, "feature": text, "type": text, "classimb_ratio": _part,
         "balanced_validation": flag, "num_samples": partial(whole, low=20, high=_MOST_SAMPLES), "ss_path": path,
         "data_dir": path, "wordvec_dim": _size, "weight_path": path, "validation_fraction": _part,
+        "test_from_train": _part,
         "class_separation": partial(number, low=0, high=1e6), "keep_range": _range,
         "cut_classes": partial(list_of, check=partial(whole, low=0, high=10**6)), "cut_share": _share,
+        "inverted_share": _share,
         "label_noise": partial(number, low=0, high=1, low_included=True),
         "label_noise_kind": partial(one_of, choices=("pair", "random")),
     },
@@ -88,7 +90,7 @@ KEYS: dict[str, Mapping[str, Check] | None] = {
     "optimizer": {
         "type": text, "momentum": partial(number, low=0, high=1, low_included=True), "lr": _auto_or(_rate),
         "lr1": _rate, "lr2": _rate, "lr3": _rate, "weight_decay": partial(number, low=0, high=_LARGEST,
-        low_included=True), "nesterov": flag,
+        low_included=True), "nesterov": flag, "lr_scale": partial(number, low=0, high=100),
     },
     "scheduler": {
         "type": text, "T_max": _count, "T_0": _count, "T_mult": _count, "stepsize": _count, "step_size": _count,

@@ -12,7 +12,7 @@ import numpy as np
 from cords_dp.config.values import folder, path
 from cords_dp.datasets.arrays import ArrayDataset, RawData, Splits
 from cords_dp.datasets.fetch import image_arrays
-from cords_dp.datasets.imbalance import cut_classes, keep_share, mild_imbalance, wrong_labels
+from cords_dp.datasets.imbalance import cut_classes, inverted, keep_share, mild_imbalance, wrong_labels
 from cords_dp.datasets.synthetic import FEATURES, shift_set
 from cords_dp.errors import ConfigError
 
@@ -84,7 +84,10 @@ def _check_built(section: Mapping[str, Any], name: str, feature: Any) -> None:
     share = section.get("validation_fraction")
     if name == "synthetic" and share is not None:
         raise ConfigError("dataset.validation_fraction", share, "the synthetic set has a validation set of its own")
-    if name != "synthetic" and not 0 < _held_out(section, info.num_train) < info.num_train:
+    if name == "synthetic" and section.get("test_from_train") is not None:
+        raise ConfigError("dataset.test_from_train", share, "the synthetic set has a test set of its own")
+    kept = info.num_train - _held_out(section, info.num_train) - _for_testing(section, info.num_train)
+    if name != "synthetic" and not 0 < kept < info.num_train - _for_testing(section, info.num_train):
         raise ConfigError("dataset.validation_fraction", share, f"leaves no record of {info.num_train} on one side")
     if name not in ("synthetic", "digits"):
         if section.get("datadir") is None:
@@ -96,6 +99,11 @@ def _check_built(section: Mapping[str, Any], name: str, feature: Any) -> None:
 def _held_out(section: Mapping[str, Any], total: int) -> int:
     share = section.get("validation_fraction")
     return int(total * (_VALIDATION_SHARE if share is None else share))
+
+
+def _for_testing(section: Mapping[str, Any], total: int) -> int:
+    """Training records that serve as the test set, for choosing settings: the published test set stays unseen."""
+    return int(total * (section.get("test_from_train") or 0.0))
 
 
 def holds_images(cfg: Mapping[str, Any]) -> bool:
@@ -118,7 +126,7 @@ def known_sizes(cfg: Mapping[str, Any]) -> tuple[int, int] | None:
         total = section.get("num_samples") or 5000
         return total - 2 * (total // 10), total // 10
     total = DATASETS[name].num_train
-    return total - _held_out(section, total), _held_out(section, total)
+    return total - _held_out(section, total) - _for_testing(section, total), _held_out(section, total)
 
 
 def _feature(section: Mapping[str, Any]) -> str:
@@ -137,20 +145,27 @@ def build_dataset(cfg: Mapping[str, Any], rng: np.random.Generator) -> Splits:
         return Splits(train_part, validation_part, test_part, 2)
     info = DATASETS[name]
     raw = _digits() if name == "digits" else image_arrays(name, Path(section["datadir"]).expanduser())
-    train, held_out = _split(raw.y_train, section, rng)
-    labels = raw.y_train
+    train, held_out, testing = _split(raw.y_train, section, rng)
+    images, labels = raw.x_train, raw.y_train
     if section.get("feature") == "shift":
         train, labels = _shifted(raw.y_train, train, section, info.num_classes, rng)
+        if section.get("inverted_share"):
+            images, labels = np.concatenate([images, inverted(images)]), np.concatenate([labels, labels])
+            train = train + len(raw.y_train) * (rng.random(len(train)) < float(section["inverted_share"]))
     return Splits(
-        ArrayDataset(raw.x_train, labels, info.mean, info.std, rows=train),
+        ArrayDataset(images, labels, info.mean, info.std, rows=train),
         ArrayDataset(raw.x_train, raw.y_train, info.mean, info.std, rows=held_out),
-        ArrayDataset(raw.x_test, raw.y_test, info.mean, info.std),
+        ArrayDataset(raw.x_train, raw.y_train, info.mean, info.std, rows=testing)
+        if len(testing)
+        else ArrayDataset(raw.x_test, raw.y_test, info.mean, info.std),
         info.num_classes,
     )
 
 
-def _split(labels: np.ndarray, section: Mapping[str, Any], rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of training and validation records, after the imbalance that the config asks for."""
+def _split(
+    labels: np.ndarray, section: Mapping[str, Any], rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Indices of training, validation and testing records, after the imbalance that the config asks for."""
     feature = _feature(section)
     everything = np.arange(len(labels))
     if feature == "mildimb":
@@ -160,10 +175,12 @@ def _split(labels: np.ndarray, section: Mapping[str, Any], rng: np.random.Genera
         everything = cut_classes(labels, float(section["classimb_ratio"]), rng)
     order = rng.permutation(everything)
     held_out = _held_out(section, len(order))
-    validation, train = order[:held_out], order[held_out:]
+    testing = _for_testing(section, len(order))
+    validation, rest = order[:held_out], order[held_out:]
+    test, train = rest[:testing], rest[testing:]
     if feature == "classimb" and balanced_validation:
         train = train[cut_classes(labels[train], float(section["classimb_ratio"]), rng)]
-    return train, validation
+    return train, validation, test
 
 
 def _shifted(

@@ -1,4 +1,4 @@
-"""Making variants of a dataset with fewer records of some classes or with wrong labels, to study selection.
+"""Making variants of a dataset: fewer records of some classes, wrong labels, other images, to study selection.
 
 These functions *define* the private dataset of an experiment; they are not mechanisms and are not
 charged. Real private data comes as it is.
@@ -50,3 +50,8 @@ def wrong_labels(labels: np.ndarray, share: float, kind: str, classes: int, rng:
     moved = rng.random(len(labels)) < share
     other = (labels + 1) % classes if kind == "pair" else rng.integers(0, classes, len(labels))
     return np.where(moved, other, labels)
+
+
+def inverted(images: np.ndarray) -> np.ndarray:
+    """Black for white: the same classes from another source."""
+    return 255 - images if images.dtype == np.uint8 else images.max() + images.min() - images

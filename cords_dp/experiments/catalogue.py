@@ -36,10 +36,22 @@ METHODS: dict[str, Method] = {
     "GLISTER-DP, paper": Method("GLISTERDP", PAPER_SELECTION),
     "RandomDP": Method("RandomDP"),
     "RandomDP, secret subset": Method("RandomDP", {"dss_args": {"secret_subset": True}}),
+    "ClassWeightsDP": Method("ClassWeightsDP"),
+    "GroupRatesDP": Method("GroupRatesDP"),
     "FullDP, equal compute": Method("FullDP"),
     "FullDP": Method("FullDP"),
 }
-_ALSO = ("GLISTERDP match", "GLISTERDP threshold", "GLISTERDP top_k", "GLISTERDP frozen")
+_RIVALS = ("ClassWeightsDP", "GroupRatesDP")  # of data that are shifted
+_ALSO = ("GLISTERDP match", "GLISTERDP threshold", "GLISTERDP top_k", "GLISTERDP frozen", *_RIVALS)
+_SHIFTED = (
+    "GLISTERDP",
+    "GLISTERDP match",
+    "GLISTERDP threshold",
+    "RandomDP",
+    *_RIVALS,
+    "FullDP, equal compute",
+    "FullDP",
+)
 _USUAL = tuple(m for m in METHODS if m not in _ALSO)
 _WHOLE = ("FullDP",)  # does not depend on the share of the records
 
@@ -67,6 +79,8 @@ class Experiment:
     changes: Mapping[str, Any] = field(default_factory=dict)
     splits: tuple[float | None, ...] = (None,)
     scenarios: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"": {}})
+    rates: tuple[float | None, ...] = (None,)  # multiples of the planned learning rate
+    first_seed: int = 0
 
 
 _SHORT = {"train_args": {"num_epochs": 10}, "dss_args": {"select_every": 5}}
@@ -145,7 +159,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             "cpu": Scale(_BOTH, (0.1,)),
             "full": Scale((*_BOTH, "cifar100"), (0.1, 0.3), (1.0, 3.0, 8.0), seeds=5),
         },
-        methods=("GLISTERDP", "GLISTERDP match", "RandomDP", "FullDP, equal compute", "FullDP"),
+        methods=_SHIFTED,
         scenarios={
             "nothing": {},
             "odd classes cut to 5 %": {"dataset": {"feature": "shift", **_ODD_CUT}},
@@ -154,7 +168,26 @@ EXPERIMENTS: dict[str, Experiment] = {
             "40 % of labels at random": {
                 "dataset": {"feature": "shift", "label_noise": 0.4, "label_noise_kind": "random"}
             },
+            "90 % of images inverted": {"dataset": {"feature": "shift", "inverted_share": 0.9}},
         },
+    ),
+    "rates": Experiment(
+        "Choosing learning rates, on scenarios and seeds that no table reports and on held-out training records",
+        "over_scenario",
+        {
+            "quick": Scale(("mnist",), (0.1,), seeds=1),
+            "cpu": Scale(_BOTH, (0.1,), seeds=2),
+            "full": Scale((*_BOTH, "cifar100"), (0.1,), seeds=3),
+        },
+        methods=_SHIFTED,
+        changes={"dataset": {"feature": "shift", "test_from_train": 1 / 6}},
+        scenarios={
+            "nothing": {},
+            "five classes cut to 10 %": {"dataset": {"cut_classes": [0, 1, 4, 6, 8], "cut_share": 0.1}},
+            "30 % of labels moved on": {"dataset": {"label_noise": 0.3, "label_noise_kind": "pair"}},
+        },
+        rates=(0.5, 1.0, 2.0, 4.0),
+        first_seed=100,
     ),
     "cut": Experiment(
         "Ours: five classes cut to a tenth in training, balanced validation and test sets",
@@ -195,13 +228,15 @@ def experiment_jobs(name: str, preset: str, choice: Choice = Choice()) -> list[J
     )
     methods = _chosen("--method", choice.methods, experiment.methods, name)
     scenarios = _chosen("--scenario", choice.scenarios, tuple(experiment.scenarios), name)
-    jobs: list[Job] = []
+    jobs, first = list[Job](), experiment.first_seed
     for dataset, scenario, epsilon, seed, method in itertools.product(
-        scale.datasets, scenarios, scale.epsilons, range(scale.seeds), methods
+        scale.datasets, scenarios, scale.epsilons, range(first, first + scale.seeds), methods
     ):
         shares = (1.0,) if method in _WHOLE else scale.shares
-        for share, split in itertools.product(shares, experiment.splits):
+        for share, split, rate in itertools.product(shares, experiment.splits, experiment.rates):
             config = _config(experiment, scale, dataset, scenario, method, share, epsilon, split, seed)
+            if rate is not None:
+                config.optimizer.lr_scale = rate
             if not any(job.config["dss_args"]["type"] == "GLISTERDP" for job in jobs):
                 # the run whose privacy the report shows: ε over its epochs costs some seconds of accounting
                 config.train_args.print_every = min(config.train_args.print_every, config.train_args.num_epochs // 5)
@@ -210,6 +245,7 @@ def experiment_jobs(name: str, preset: str, choice: Choice = Choice()) -> list[J
             labels = {"experiment": name, "dataset": dataset, "method": method, "share": share, "budget": epsilon}
             labels |= {"scenario": scenario} if scenario else {}
             labels |= {} if split is None else {"split": split}
+            labels |= {} if rate is None else {"method": f"{method}, rate × {rate:g}"}
             jobs.append(Job(config.toDict(), {**labels, "seed": seed}))
     return jobs
 

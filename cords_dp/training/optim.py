@@ -36,6 +36,10 @@ def check_optimizer(cfg: Mapping[str, Any]) -> None:
     one_of("optimizer.type", section.get("type"), OPTIMIZERS)
     if section.get("nesterov") and section["type"] == "sgd" and not section.get("momentum"):
         raise ConfigError("optimizer.nesterov", True, "is a kind of momentum: set optimizer.momentum, e.g. to 0.9")
+    if section.get("lr_scale") is not None and section.get("lr") != AUTO:
+        raise ConfigError(
+            "optimizer.lr_scale", section["lr_scale"], "multiplies the planned rate: set optimizer.lr='auto'"
+        )
     given = [lr for lr in _LAYER_RATES if section.get(lr) is not None]
     if given and len(given) < len(_LAYER_RATES):
         raise ConfigError(f"optimizer.{given[0]}", section[given[0]], "give lr1, lr2 and lr3, or none of them")
@@ -55,7 +59,8 @@ def planned_learning_rate(cfg: Mapping[str, Any], plan: PrivacyPlan, model: nn.M
 
     T steps of noise σC/B move the weights by about η·σ·C·√T/(B·(1−μ)), and the logits by that times the length of the
     last layer's input. Few or nearly noiseless steps thus get a large rate and many noisy ones a small one. The amount,
-    2.5, was found on MNIST and CIFAR-10 and serves every strategy alike (docs/results.md).
+    2.5, was found on MNIST and CIFAR-10 and serves every strategy alike (docs/results.md); ``optimizer.lr_scale``
+    multiplies it.
     """
     section, length = cfg["optimizer"], getattr(model, "input_norm", None)
     if length is None:
@@ -64,7 +69,8 @@ def planned_learning_rate(cfg: Mapping[str, Any], plan: PrivacyPlan, model: nn.M
     if section["type"] != "sgd" or plan.noiseless:
         raise ConfigError("optimizer.lr", AUTO, "is a rule for private sgd; give a number")
     per_unit = plan.sigma * plan.privacy.max_grad_norm * math.sqrt(plan.shape.steps) * float(length)
-    return _LOGIT_NOISE * plan.shape.batch_size * (1 - (section.get("momentum") or 0.0)) / per_unit
+    planned = _LOGIT_NOISE * plan.shape.batch_size * (1 - (section.get("momentum") or 0.0)) / per_unit
+    return planned * (section.get("lr_scale") or 1.0)
 
 
 def branch_rate_factor(plan: PrivacyPlan, chosen: int) -> float:
