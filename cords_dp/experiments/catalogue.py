@@ -81,6 +81,7 @@ class Experiment:
     scenarios: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"": {}})
     rates: tuple[float | None, ...] = (None,)  # multiples of the planned learning rate
     first_seed: int = 0
+    reference: str = ""  # the method that the others are compared with, seed by seed
 
 
 _SHORT = {"train_args": {"num_epochs": 10}, "dss_args": {"select_every": 5}}
@@ -160,6 +161,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             "full": Scale((*_BOTH, "cifar100"), (0.1, 0.3), (1.0, 3.0, 8.0), seeds=5),
         },
         methods=_SHIFTED,
+        reference="FullDP, equal compute",
         scenarios={
             "nothing": {},
             "odd classes cut to 5 %": {"dataset": {"feature": "shift", **_ODD_CUT}},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pandas as pd
+from scipy import stats
 
 WHOLE = "FullDP"  # does not depend on the share: shown in every column
 
@@ -40,6 +41,31 @@ def accuracy_tables(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
         table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("method").reset_index()
         tables[f"{dataset}, ε = {budget:g}"] = table
     return tables
+
+
+def paired_differences(frame: pd.DataFrame, reference: str) -> dict[str, pd.DataFrame]:
+    """Points by which each method exceeds the reference, seed by seed, with a 95 % interval (Student's t) for the mean.
+
+    Runs with one seed share data and split, so that their difference spreads less than the runs themselves.
+    """
+    tables = {}
+    for (dataset, budget), part in frame.groupby(["dataset", "budget"], sort=False):
+        by_seed = part.pivot_table(index=["scenario", "seed"], columns="method", values="accuracy", sort=False)
+        if reference not in by_seed:
+            continue
+        points = 100 * by_seed.drop(columns=reference).sub(by_seed[reference], axis=0)
+        cells = points.groupby("scenario", sort=False).agg(mean_interval)
+        table = cells.T.rename_axis("method").reset_index()
+        tables[f"{dataset}, ε = {budget:g}: points above {reference}"] = table
+    return tables
+
+
+def mean_interval(values: pd.Series) -> str:
+    values = values.dropna()
+    if not len(values):
+        return ""
+    half = stats.t.ppf(0.975, len(values) - 1) * values.std() / len(values) ** 0.5 if len(values) > 1 else None
+    return f"{values.mean():+.2f}" + (f" ± {half:.2f}" if half is not None else "")
 
 
 def _heading(across: str, value: object) -> str:
