@@ -31,6 +31,23 @@ def test_sizes_known_from_the_config_are_the_real_ones(name):
     assert (len(splits.train), len(splits.validation)) == known_sizes({"dataset": {"name": name, "feature": "dss"}})
 
 
+def test_settings_can_be_chosen_without_the_published_test_set():
+    section = {"feature": "dss", "test_from_train": 0.2}
+    splits, published = build("digits", **section), build("digits")
+    parts = [set(part.rows.tolist()) for part in (splits.train, splits.validation, splits.test)]
+    assert sum(map(len, parts)) == len(set.union(*parts))
+    assert len(parts[0]) + len(parts[2]) == len(published.train)
+    assert (len(parts[0]), len(parts[1])) == known_sizes({"dataset": {"name": "digits", **section}})
+
+
+def test_inverted_images_are_in_the_training_set_alone():
+    plain, mixed = build("digits", feature="shift"), build("digits", feature="shift", inverted_share=0.9)
+    assert plain.train.targets.equal(mixed.train.targets)
+    kept = (plain.train.batch(np.arange(500))[0] == mixed.train.batch(np.arange(500))[0]).all(dim=1)
+    assert 0.05 < kept.double().mean() < 0.15
+    assert plain.validation.batch(np.arange(50))[0].equal(mixed.validation.batch(np.arange(50))[0])
+
+
 def test_the_split_is_disjoint_and_repeatable():
     one, two, other = build("digits", 1), build("digits", 1), build("digits", 2)
     assert not set(one.train.rows.tolist()) & set(one.validation.rows.tolist())

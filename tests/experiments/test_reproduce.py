@@ -19,7 +19,14 @@ from cords_dp.experiments.catalogue import EXPERIMENTS, METHODS, PRESETS, Choice
 from cords_dp.experiments.paper import FRACTIONS, imbalance_table
 from cords_dp.report.figures import draw
 from cords_dp.report.page import write_page
-from cords_dp.report.tables import accuracy_tables, aligned, mean_table, paper_comparison, to_markdown
+from cords_dp.report.tables import (
+    accuracy_tables,
+    aligned,
+    mean_table,
+    paired_differences,
+    paper_comparison,
+    to_markdown,
+)
 from cords_dp.training import resolve
 
 PAPER = ("main", "imbalance", "synthetic", "timing", "allocation", "gains")
@@ -116,6 +123,18 @@ def test_tables_show_mean_and_deviation_and_full_training_in_every_column():
     assert table.loc["RandomDP", "share = 0.5"] == f"{cell.mean():.2f} ± {cell.std():.2f}"
     assert to_markdown(tables[title]).count("\n") == 4
     assert mean_table(frame, ["method"])["runs"].tolist() == [6, 6, 3]
+
+
+def test_differences_are_paired_by_seed():
+    """What all methods of a seed share cancels out."""
+    frame = pd.DataFrame(
+        {"dataset": "mnist", "budget": 3.0, "scenario": "both", "seed": s, "method": m, "accuracy": 0.1 * s + gain}
+        for s, wobble in ((1, 0.0), (2, 0.01), (3, 0.02))
+        for m, gain in (("FullDP", 0.0), ("A", 0.03), ("B", wobble))
+    )
+    (table,) = paired_differences(frame, "FullDP").values()
+    assert table.set_index("method")["both"].to_dict() == {"A": "+3.00 ± 0.00", "B": "+1.00 ± 2.48"}
+    assert paired_differences(frame, "no such method") == {}
 
 
 def test_the_comparison_pairs_our_cells_with_the_paper_s():

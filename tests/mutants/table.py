@@ -32,6 +32,7 @@ ENGINE, MODES = "training/test_engine.py::", "training/test_modes.py::"
 TRAINER, SEEDING = "training/test_trainer.py::", "test_seeding.py::"
 KILLERS, REPLAY = "mutants/test_killers.py::", "replay/test_replay.py::"
 PLAN, LEDGER, JOURNAL = "planning/test_plan.py::", "accounting/test_ledger.py::", "accounting/test_journal.py::"
+LABELS = "selection/test_labels.py::"
 MATCH, THRESHOLD = "selection/test_match.py::", "selection/test_threshold.py::"
 GLISTER, PICKS = "selection/test_exponential.py::", "mechanisms/test_exponential.py::"
 NOISE, QUANTILE, POISSON = (
@@ -405,6 +406,17 @@ _SELECTION = [
         "selection/context.py",
         ("known = torch.isfinite(seen.logits).all(dim=1).cpu().numpy() & (labels >= 0)", "known = (labels >= 0)"),
         REPLAY + "test_what_is_released_on_d_moves_by_at_most_its_sensitivity[align]",
+    ),
+    _mutant(
+        "level-without-its-clip", "group_rates draws a class more often and leaves its clip norm as it is",
+        "selection/pool.py",
+        ("weights = (sigmas.min() / sigmas)[pool.levels] *", "weights = np.ones(len(pool)) *"),
+        LABELS + "test_every_record_is_drawn_and_weighted_as_its_branch_allows",
+    ),
+    _mutant(
+        "levels-may-change", "a record takes one branch in some steps and another in others", "training/epochs.py",
+        ("self.progress.branch is not None or not same:", "self.progress.branch is not None:"),
+        LABELS + "test_a_record_does_not_change_its_branch",
     ),
     _mutant(
         "align-by-the-exact-table", "align releases a noisy table and sets chances by the exact one",

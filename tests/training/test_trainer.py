@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,10 +15,11 @@ from torch.utils.data import TensorDataset
 
 from cords_dp import toolkit
 from cords_dp.accounting import TRAINING_DATA, Ledger
+from cords_dp.errors import ConfigError
 from cords_dp.registry import register_strategy, strategy_names
-from cords_dp.training import TrainClassifier
+from cords_dp.training import TrainClassifier, resolve
 from cords_dp.training.checkpoint import load_checkpoint
-from cords_dp.training.optim import OPTIMIZERS, SCHEDULERS
+from cords_dp.training.optim import OPTIMIZERS, SCHEDULERS, planned_learning_rate
 
 PRIVATE = ("FullDP", "RandomDP", "GLISTERDP")
 
@@ -497,3 +499,12 @@ def test_the_report_says_what_a_secret_subset_rests_on(make_config, tmp_path):
 
     run_experiment(make_config("RandomDP", dss_args={"secret_subset": True}), tmp_path / "run", progress=False)
     assert "as long as the subset stays secret" in (tmp_path / "run" / "privacy.md").read_text()
+
+
+def test_a_scale_of_the_planned_rate(make_config):
+    plan, model = resolve(make_config("FullDP")).plan(1000, 100), SimpleNamespace(input_norm=2.0)
+    section = {"type": "sgd", "lr": "auto"}
+    planned = planned_learning_rate({"optimizer": section}, plan, model)
+    assert planned_learning_rate({"optimizer": {**section, "lr_scale": 2.0}}, plan, model) == pytest.approx(2 * planned)
+    with pytest.raises(ConfigError, match="lr_scale"):
+        resolve(make_config("RandomDP", optimizer={"lr": 0.1, "lr_scale": 2.0}), plan=False)
