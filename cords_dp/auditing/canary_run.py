@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
-from cords_dp.accounting import TRAINING_DATA, Event, PoissonGaussian
+from cords_dp.accounting import TRAINING_DATA, BranchMaximum, Event, PoissonGaussian
 from cords_dp.auditing.cost import epsilon_at
 from cords_dp.auditing.findings import Finding
 from cords_dp.auditing.null import nulled
@@ -155,6 +155,7 @@ class Observed:
     each canary in clip norms (steps × canaries), and by how much the loss of each fell."""
 
     plan: PrivacyPlan
+    steps: tuple[PoissonGaussian, ...]  # of each epoch, in the branch that the run took
     charged: tuple[Event, ...]
     included: np.ndarray
     drawn: np.ndarray
@@ -172,7 +173,20 @@ def observe(config: DotMap, data: CanarySet) -> Observed:
     after = {k: v.detach().clone() for k, v in trainer._plain().state_dict().items()}
     losses = _losses(trainer.initial, splits.train, data.count) - _losses(after, splits.train, data.count)
     charged = tuple(trainer.ledger.events(TRAINING_DATA))
-    return Observed(trainer.plan, charged, included, np.array(trainer.drawn), np.array(trainer.seen), losses)
+    steps = steps_taken(trainer.plan, trainer.progress.branch)
+    return Observed(trainer.plan, steps, charged, included, np.array(trainer.drawn), np.array(trainer.seen), losses)
+
+
+def steps_taken(plan: PrivacyPlan, branch: int | None) -> tuple[PoissonGaussian, ...]:
+    """The events that the steps of each epoch are, once a release has chosen the branch."""
+    events = []
+    for epoch in plan.shape.epochs:
+        if epoch.steps and epoch.branched and branch is not None:
+            chosen = plan.branches[branch]
+            events.append(PoissonGaussian(chosen.sigma, chosen.rate, epoch.steps))
+        elif epoch.steps:
+            events.append(plan.step_event(epoch))
+    return tuple(events)
 
 
 def _losses(weights: dict[str, Tensor], dataset: Dataset, count: int) -> np.ndarray:
@@ -185,7 +199,6 @@ def audit_run(config: DotMap, data: CanarySet) -> list[Finding]:
     """One training run; what its steps and what its final losses tell about the canaries."""
     run = observe(config, data)
     scores = step_scores(run)
-    rates = {e.rate for e in run.plan.shape.epochs if e.steps}
     name = f"run, {config['dss_args']['type']}"
     return [
         _guesses(f"{name}: steps", run, scores),
@@ -193,15 +206,16 @@ def audit_run(config: DotMap, data: CanarySet) -> list[Finding]:
         _trade_off(f"{name}: all steps", run),
         _drawn_steps(f"{name}: steps, drawn", run),
         _frequency(f"{name}: batches", run),
-        _bookkeeping(name, run, rates),
+        _bookkeeping(name, run),
     ]
 
 
 def step_scores(run: Observed) -> np.ndarray:
     """The log-likelihood ratio of each canary, if every step were the charged event."""
-    rates = np.concatenate([np.full(e.steps, e.rate) for e in run.plan.shape.epochs])[:, None]
+    rates, sigmas = (np.repeat([getattr(e, name) for e in run.steps], [e.count for e in run.steps])[:, None]
+                     for name in ("rate", "sigma"))  # fmt: skip
     with np.errstate(over="ignore"):
-        odds = np.exp(np.minimum((run.projections - 0.5) / run.plan.sigma**2, 700.0))
+        odds = np.exp(np.minimum((run.projections - 0.5) / sigmas**2, 700.0))
     return np.log1p(rates * (odds - 1)).sum(axis=0)
 
 
@@ -222,9 +236,8 @@ def _guesses(name: str, run: Observed, scores: np.ndarray) -> Finding:
 
 def _trade_off(name: str, run: Observed) -> Finding:
     """The same run, each canary a sample: independent if the noise on their coordinates and their coins are."""
-    steps = [run.plan.step_event(e) for e in run.plan.shape.epochs if e.steps]
-    events = [PoissonGaussian(s.sigma, s.rate, sum(o.count for o in steps if o.rate == s.rate))
-              for s in {o.rate: o for o in steps}.values()]  # fmt: skip
+    kinds = dict.fromkeys((e.sigma, e.rate) for e in run.steps)
+    events = [PoissonGaussian(*kind, sum(e.count for e in run.steps if (e.sigma, e.rate) == kind)) for kind in kinds]
     # sums, not likelihood ratios: with less noise than charged those would lie far below the charged law's
     sums, middle = run.projections.sum(axis=0), sum(e.rate * e.count for e in events) / 2
     counts = Counts.above(middle, sums[run.included], sums[~run.included])
@@ -240,7 +253,7 @@ def _trade_off(name: str, run: Observed) -> Finding:
 
 def _drawn_steps(name: str, run: Observed) -> Finding:
     """Single steps of the run, for an auditor who knows the coins: one Gaussian event (σ) each."""
-    event = PoissonGaussian(run.plan.sigma, 1.0)
+    event = PoissonGaussian(min(e.sigma for e in run.steps), 1.0)
     counts = Counts.above(0.5, run.projections[run.drawn], run.projections[:, ~run.included].ravel())
     return Finding(
         name,
@@ -254,26 +267,30 @@ def _drawn_steps(name: str, run: Observed) -> Finding:
 
 def _frequency(name: str, run: Observed) -> Finding:
     """How often the trainer drew the canaries that were in, against the rates that it was charged for."""
-    plan, chances = run.plan, run.drawn[:, run.included]
+    chances, delta = run.drawn[:, run.included], run.plan.delta
     drawn, total = int(chances.sum()), chances.size
-    rate = sum(e.steps * e.rate for e in plan.shape.epochs) / len(chances)
+    rate, sigma = sum(e.count * e.rate for e in run.steps) / len(chances), min(e.sigma for e in run.steps)
 
     def bound(alpha: float) -> float:
         least = float(beta.ppf(alpha, drawn, total - drawn + 1)) if drawn else 0.0
-        return epsilon_at([PoissonGaussian(plan.sigma, least)], plan.delta) if least else 0.0
+        return epsilon_at([PoissonGaussian(sigma, least)], delta) if least else 0.0
 
-    claimed = epsilon_at([PoissonGaussian(plan.sigma, rate)], plan.delta)
+    claimed = epsilon_at([PoissonGaussian(sigma, rate)], delta)
     seen = f"drawn {drawn} times of {total}, charged rate {rate:.5f}"
-    return Finding(name, "one run, frequency", claimed, plan.delta, seen, bound)
+    return Finding(name, "one run, frequency", claimed, delta, seen, bound)
 
 
-def _bookkeeping(name: str, run: Observed, rates: set[float]) -> Finding:
+def _bookkeeping(name: str, run: Observed) -> Finding:
     """What was charged is what was planned, and as many steps were taken as were charged."""
     planned, charged, taken = _counted(_on_d(run.plan)), _counted(run.charged), len(run.projections)
     violations = []
     if planned != charged:
         violations.append(f"planned {planned}, charged {charged}")
-    paid = sum(c for e, c in charged.items() if isinstance(e, PoissonGaussian) and e.rate in rates and e.rate < 1)
+    rates = {e.rate for e in run.plan.shape.epochs if e.steps}
+    single = (e for e in charged if isinstance(e, PoissonGaussian) and e.rate in rates and e.rate < 1)
+    together = (e for e in charged if isinstance(e, BranchMaximum))
+    paid = sum(charged[e] for e in single)
+    paid += sum(charged[e] * min(sum(step.count for step in branch) for branch in e.branches) for e in together)
     if rates != {1.0} and taken > paid:
         violations.append(f"{taken} steps were taken, {paid} charged")
     return Finding(name, "bookkeeping", None, None, f"{taken} steps", violations=tuple(violations))
