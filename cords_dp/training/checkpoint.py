@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from cords_dp.accounting import Ledger
 from cords_dp.errors import AccountingError, CordsDPError
-from cords_dp.files import write_durably
+from cords_dp.files import remove_stale, write_durably
 from cords_dp.planning import PrivacyPlan
 from cords_dp.training.averaging import WeightAverage
 from cords_dp.training.evaluation import LABELS, History
@@ -113,6 +113,8 @@ def open_ledger(plan: PrivacyPlan | None, checkpoint: Path, *, resume: bool, bin
     if plan is None:
         return Ledger()
     path = ledger_path(checkpoint)
+    if path.parent.is_dir():
+        remove_stale(path.parent)  # an attempt that was killed in its first write has left no ledger, but its beginning
     if resume and path.is_file():
         return Ledger.load(path, plan.entries(), plan.fingerprint, binding)
     if not resume:
