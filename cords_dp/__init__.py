@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from cords_dp.config import config_for, load_config
     from cords_dp.errors import CordsDPError
     from cords_dp.experiments.run import run_experiment
+    from cords_dp.experiments.tune import tune
     from cords_dp.models import register_model
     from cords_dp.planning import Mechanism, PrivacyPlan, Release, SelectionNoise, register_mechanism
     from cords_dp.registry import register_strategy
@@ -34,6 +35,7 @@ __all__ = [
     "register_score",
     "register_strategy",
     "run_experiment",
+    "tune",
 ]
 
 _HOMES = {
@@ -51,6 +53,7 @@ _HOMES = {
     "register_score": "cords_dp.selection",
     "register_strategy": "cords_dp.registry",
     "run_experiment": "cords_dp.experiments.run",
+    "tune": "cords_dp.experiments.tune",
 }
 
 

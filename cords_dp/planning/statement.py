@@ -58,7 +58,7 @@ def privacy_report(plan: PrivacyPlan, ledger: Ledger, *, unused_keys: Sequence[s
         "nist_sp_800_226": _evaluation_fields(plan),
         "validation_set": _validation_sentence(plan),
         "price_of_selection": price_sentence(plan),
-        "mechanisms": _mechanisms(plan),
+        "mechanisms": mechanism_rows(plan),
         "unused_keys": list(unused_keys),
         "ledger": ledger.to_dict(),
         "not_covered": list(NOT_COVERED),
@@ -198,7 +198,7 @@ _EVENT_NAMES = {
 }
 
 
-def _mechanisms(plan: PrivacyPlan) -> list[dict[str, Any]]:
+def mechanism_rows(plan: PrivacyPlan) -> list[dict[str, Any]]:
     """One row per kind of release: its phase, mechanism, parameters, sensitivity and count over the whole run."""
     rows: dict[tuple[str, str, str], int] = {}
 
