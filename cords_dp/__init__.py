@@ -18,13 +18,17 @@ if TYPE_CHECKING:
     from cords_dp.registry import register_strategy
     from cords_dp.selection import Pool, register_score
     from cords_dp.training import TrainClassifier
+    from cords_dp.training.loop import FullDPDataLoader, GLISTERDPDataLoader, RandomDPDataLoader
 
 __version__ = "0.1.0"
 __all__ = [
     "CordsDPError",
+    "FullDPDataLoader",
+    "GLISTERDPDataLoader",
     "Mechanism",
     "Pool",
     "PrivacyPlan",
+    "RandomDPDataLoader",
     "Release",
     "SelectionNoise",
     "TrainClassifier",
@@ -40,9 +44,12 @@ __all__ = [
 
 _HOMES = {
     "CordsDPError": "cords_dp.errors",
+    "FullDPDataLoader": "cords_dp.training.loop",
+    "GLISTERDPDataLoader": "cords_dp.training.loop",
     "Mechanism": "cords_dp.planning",
     "Pool": "cords_dp.selection",
     "PrivacyPlan": "cords_dp.planning",
+    "RandomDPDataLoader": "cords_dp.training.loop",
     "Release": "cords_dp.planning",
     "SelectionNoise": "cords_dp.planning",
     "TrainClassifier": "cords_dp.training",
