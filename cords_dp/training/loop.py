@@ -144,7 +144,7 @@ class PrivateLoader:
         source = build_source(
             run, self.plan, self.ledger, streams, self._data, ready, self._loss, optimizer, None, self.logger
         )
-        twin = copy.deepcopy(ready, {id(p): p for p in ready.parameters()})
+        twin = copy.deepcopy(ready, {id(p): p for p in ready.parameters()}).train()
         noise = noise_source(streams.numpy("noise"), secure=self.plan.privacy.secure_noise)
         steps = ChargedSteps(self.ledger, noise)
         engine = build_engine(run, self.plan, self._data, twin, optimizer, self._loss, streams, steps)
@@ -152,7 +152,7 @@ class PrivateLoader:
         coins = streams.numpy("batches")
         self._epochs = PrivateEpochs(run, self.plan, self._data.train, progress, engine, steps, coins, World())
         self._optimizer = LoopOptimizer(optimizer, self._take_step)
-        ready.register_forward_hook(self._watch)
+        self._watch(ready)
         return ready, self._optimizer
 
     def _streams(self) -> Streams:
@@ -200,9 +200,14 @@ class PrivateLoader:
         with epochs.steps.one() if not self.plan.noiseless else contextlib.nullcontext():
             epochs.engine.step(*(part.to(self._run.device) for part in (turn.x, turn.y, turn.weights)))
 
-    def _watch(self, model: nn.Module, inputs: tuple[object, ...], outputs: object) -> None:
-        if self._turn is not None:
-            self._turn.watch(model, inputs, outputs, self._loss)
+    def _watch(self, model: nn.Module) -> None:
+        """Let every forward pass of the loop be seen. A plain function: copies of the model do not copy the loader."""
+
+        def seen(module: nn.Module, inputs: tuple[object, ...], outputs: object) -> None:
+            if self._turn is not None:
+                self._turn.watch(module, inputs, outputs, self._loss)
+
+        model.register_forward_hook(seen)
 
     # -- what may be told -----------------------------------------------------------------------------------
 

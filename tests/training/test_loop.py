@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import math
@@ -217,6 +218,8 @@ def test_the_model_that_is_handed_back_is_the_user_s_and_saves_plainly():
     back, _ = private(loader, model)
     assert back is model
     assert list(back.state_dict()) == list(Net().state_dict())
+    twin = copy.deepcopy(back)  # as who keeps an average does
+    assert next(iter(twin._forward_hooks.values())) is next(iter(back._forward_hooks.values()))
 
 
 def test_batch_norm_is_replaced_and_the_optimizer_follows():
