@@ -13,7 +13,7 @@ from cords_dp.planning.plan import PrivacyPlan, before_amplification
 from cords_dp.planning.schedule import TRAINING
 
 NOT_COVERED = (
-    "choosing hyper-parameters by looking at results on the same private data",
+    "choosing hyper-parameters by looking at results on the same private data (cords_dp tune pays for that)",
     "side channels of floating-point arithmetic",
     "the time and memory that the run took",
     "cached features of private records, which lie in plain files below the data directory",
