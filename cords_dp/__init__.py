@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cords_dp.config import config_for, load_config
     from cords_dp.errors import CordsDPError
+    from cords_dp.experiments.hpo import HyperParamTuning
     from cords_dp.experiments.run import run_experiment
     from cords_dp.experiments.tune import tune
     from cords_dp.models import register_model
@@ -25,6 +26,7 @@ __all__ = [
     "CordsDPError",
     "FullDPDataLoader",
     "GLISTERDPDataLoader",
+    "HyperParamTuning",
     "Mechanism",
     "Pool",
     "PrivacyPlan",
@@ -46,6 +48,7 @@ _HOMES = {
     "CordsDPError": "cords_dp.errors",
     "FullDPDataLoader": "cords_dp.training.loop",
     "GLISTERDPDataLoader": "cords_dp.training.loop",
+    "HyperParamTuning": "cords_dp.experiments.hpo",
     "Mechanism": "cords_dp.planning",
     "Pool": "cords_dp.selection",
     "PrivacyPlan": "cords_dp.planning",

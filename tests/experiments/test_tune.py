@@ -11,6 +11,7 @@ import pytest
 import torch
 import yaml
 from conftest import REPOSITORY
+from dotmap import DotMap
 
 import cords_dp
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, Ledger, RepeatAndSelect, TrialLaw, gaussian
@@ -341,15 +342,42 @@ def test_budget_shows_a_tuning_beside_a_single_run(make_config, tmp_path, capsys
     assert "the best of K trials, logarithmic law with mean 10" in said
 
 
-def test_the_docs_code_runs_as_it_is_written(make_config, tmp_path, monkeypatch, capsys):
+def docs_blocks():
     page = (REPOSITORY / "docs/from-cords.md").read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", page[page.index("## Tuning") :], flags=re.DOTALL)
+    return re.findall(r"```python\n(.*?)```", page[page.index("## Tuning") :], flags=re.DOTALL)
+
+
+def test_the_docs_code_runs_as_it_is_written(make_config, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("cords_dp.experiments.tune.LocalWorkers", InProcess)
     monkeypatch.setattr(TrialLaw, "draw", lambda self, rng: 1)
     monkeypatch.chdir(tmp_path)
-    exec(code, {"config": tiny(make_config)})
+    exec(docs_blocks()[0], {"config": tiny(make_config)})
     assert "optimizer.lr" in capsys.readouterr().out
     assert (tmp_path / "runs/tune/privacy.md").is_file()
+
+
+def hpo_config(**changes):
+    """CORDS' configs/HPO, with today's Ray."""
+    from ray import tune as ray_tune
+
+    space = dict(learning_rate=ray_tune.uniform(0.1, 1.0), optimizer=ray_tune.choice(["sgd", "adam"]))
+    own = dict(space=space, search_algo="TPE", num_evals=3, scheduler="asha", log_dir="RayLogs/", final_train=True,
+               metric="mean_accuracy", mode="max", resources={"gpu": 0.5}, resume=False, name=None)  # fmt: skip
+    return DotMap({**own, **changes})
+
+
+def test_the_hpo_example_with_another_import(make_config, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("cords_dp.experiments.hpo.HyperParamTuning._ray", lambda self: Pretend())
+    monkeypatch.chdir(tmp_path)
+    with pytest.warns(UserWarning, match="does not use search_algo, scheduler, final_train"):
+        exec(docs_blocks()[1], {"config_hp_data": hpo_config(), "train_config_data": tiny(make_config)})
+    assert "Best Config" in capsys.readouterr().out
+    assert (tmp_path / "RayLogs/RandomDP/privacy.md").is_file()
+
+
+def test_an_unknown_name_in_an_hpo_space_is_refused(make_config):
+    with pytest.raises(ConfigError, match=r"space\.momentum"):
+        cords_dp.HyperParamTuning(hpo_config(space={"momentum": [0.9]}), tiny(make_config))
 
 
 @pytest.mark.slow
