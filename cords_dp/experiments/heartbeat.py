@@ -8,11 +8,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+_WORDS = "trials are running; how many there are is secret"
+
 
 @contextmanager
 def heartbeat(title: str, *, show: bool = True, every: float = 1.0) -> Iterator[None]:
     """Show the seconds that have passed, at its own pace: a display that moves with the work could be counted."""
-    if not show or not sys.stderr.isatty():
+    if not show:
+        yield
+        return
+    if not sys.stderr.isatty():
+        print(f"{title}: {_WORDS}", file=sys.stderr)
         yield
         return
     ended, start = threading.Event(), time.monotonic()
@@ -20,7 +26,7 @@ def heartbeat(title: str, *, show: bool = True, every: float = 1.0) -> Iterator[
     def beat() -> None:
         while not ended.wait(every):
             minutes, seconds = divmod(int(time.monotonic() - start), 60)
-            print(f"\r{title}: {minutes}:{seconds:02d} (how many trials there are is secret)", end="", file=sys.stderr)
+            print(f"\r{title}: {minutes}:{seconds:02d}, {_WORDS}", end="", file=sys.stderr, flush=True)
 
     thread = threading.Thread(target=beat, daemon=True)
     thread.start()

@@ -40,7 +40,7 @@ from cords_dp.config.settings import AUTO
 from cords_dp.config.values import suggest, whole
 from cords_dp.dataloaders.poisson import Batch
 from cords_dp.datasets import GuardedDataset, Splits, checked_splits, data_binding
-from cords_dp.distributed import World
+from cords_dp.distributed import World, current_world
 from cords_dp.errors import BudgetExceededError, ConfigError, MechanismError
 from cords_dp.files import write_durably
 from cords_dp.mechanisms.noise import noise_source
@@ -131,6 +131,8 @@ class PrivateLoader:
         """
         if self._epochs is not None:
             raise MechanismError("a loader is one private run, with one model: make another loader for another model")
+        if current_world().size > 1:
+            raise MechanismError("a loop of your own runs in one process; TrainClassifier trains in several")
         ready, replaced = make_private_ready(model)
         for what in replaced:
             self.logger.warning("%s: replaced %s.", type(model).__name__, what)

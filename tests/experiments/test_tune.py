@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import stat
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -20,6 +23,7 @@ from cords_dp.cli import main
 from cords_dp.config import to_plain
 from cords_dp.errors import AccountingError, BudgetExceededError, ConfigError, MechanismError
 from cords_dp.experiments import trial as trial_module
+from cords_dp.experiments.heartbeat import heartbeat
 from cords_dp.experiments.search import Between, Choice, Whole, read_space
 from cords_dp.experiments.trial import noisy_score, run_trial
 from cords_dp.experiments.tune import TrialsFailedError, Tuning, read_law, tune
@@ -308,6 +312,25 @@ def test_a_strategy_that_is_not_private_is_refused(make_config, tmp_path):
     del cfg["privacy"]
     with pytest.raises(ConfigError, match=r"dss_args\.type"):
         tune(cfg, [LR], out=tmp_path / "t", backend=Pretend())
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_the_display_counts_seconds_and_nothing_else(monkeypatch):
+    shown = Terminal()
+    monkeypatch.setattr("sys.stderr", shown)
+    with heartbeat("tuning", every=0.01):
+        time.sleep(0.1)
+    assert set(re.findall(r"tuning: (.*?)(?=\r|$)", shown.getvalue())) == {
+        "0:00, trials are running; how many there are is secret"
+    }
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    with heartbeat("tuning", show=False):
+        pass
+    assert sys.stderr.getvalue() == ""
 
 
 # --- commands and docs ------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ import cords_dp
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA
 from cords_dp.accounting.account import Account
 from cords_dp.datasets import ArrayDataset
+from cords_dp.distributed import World
 from cords_dp.errors import BudgetExceededError, ConfigError, MechanismError
 from cords_dp.training.engine import PrivateEngine
 
@@ -361,6 +362,12 @@ def test_without_make_private_there_are_no_batches_and_twice_is_refused():
     private(loader)
     with pytest.raises(MechanismError, match="one private run"):
         private(loader)
+
+
+def test_several_processes_are_refused(monkeypatch):
+    monkeypatch.setattr("cords_dp.training.loop.current_world", lambda: World(0, 2))
+    with pytest.raises(MechanismError, match="one process"):
+        private(loader_of())
 
 
 @pytest.mark.parametrize(
