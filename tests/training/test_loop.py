@@ -175,7 +175,7 @@ def test_the_notebook_s_own_cells_with_five_lines_changed(tmp_path, monkeypatch)
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_loop_takes_the_planned_steps_and_charges_them(kind):
-    loader = loader_of(kind)
+    loader = loader_of(kind, args=args_of(mechanism="match"))  # the default takes longer to plan
     model, optimizer = private(loader)
     assert loader.spent().epsilon == 0
     for _ in range(EPOCHS):
