@@ -11,19 +11,26 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cords_dp.config import config_for, load_config
     from cords_dp.errors import CordsDPError
+    from cords_dp.experiments.hpo import HyperParamTuning
     from cords_dp.experiments.run import run_experiment
+    from cords_dp.experiments.tune import tune
     from cords_dp.models import register_model
     from cords_dp.planning import Mechanism, PrivacyPlan, Release, SelectionNoise, register_mechanism
     from cords_dp.registry import register_strategy
     from cords_dp.selection import Pool, register_score
     from cords_dp.training import TrainClassifier
+    from cords_dp.training.loop import FullDPDataLoader, GLISTERDPDataLoader, RandomDPDataLoader
 
 __version__ = "0.1.0"
 __all__ = [
     "CordsDPError",
+    "FullDPDataLoader",
+    "GLISTERDPDataLoader",
+    "HyperParamTuning",
     "Mechanism",
     "Pool",
     "PrivacyPlan",
+    "RandomDPDataLoader",
     "Release",
     "SelectionNoise",
     "TrainClassifier",
@@ -34,13 +41,18 @@ __all__ = [
     "register_score",
     "register_strategy",
     "run_experiment",
+    "tune",
 ]
 
 _HOMES = {
     "CordsDPError": "cords_dp.errors",
+    "FullDPDataLoader": "cords_dp.training.loop",
+    "GLISTERDPDataLoader": "cords_dp.training.loop",
+    "HyperParamTuning": "cords_dp.experiments.hpo",
     "Mechanism": "cords_dp.planning",
     "Pool": "cords_dp.selection",
     "PrivacyPlan": "cords_dp.planning",
+    "RandomDPDataLoader": "cords_dp.training.loop",
     "Release": "cords_dp.planning",
     "SelectionNoise": "cords_dp.planning",
     "TrainClassifier": "cords_dp.training",
@@ -51,6 +63,7 @@ _HOMES = {
     "register_score": "cords_dp.selection",
     "register_strategy": "cords_dp.registry",
     "run_experiment": "cords_dp.experiments.run",
+    "tune": "cords_dp.experiments.tune",
 }
 
 

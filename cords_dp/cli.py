@@ -41,7 +41,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     budget = commands.add_parser("budget", help="show what a config's privacy budget buys, without training")
     _add_config_arguments(budget)
+    _add_law_arguments(budget, default=None)
     budget.set_defaults(handler=_budget)
+
+    tune = commands.add_parser("tune", help="try random settings privately and keep the best model, within one budget")
+    _add_config_arguments(tune)
+    tune.add_argument(
+        "--search",
+        action="append",
+        default=[],
+        metavar="KEY=LAW",
+        help="a key to tune, e.g. 'optimizer.lr=loguniform(0.01, 1)'; also uniform, randint, choice; repeatable",
+    )
+    _add_law_arguments(tune, default=10)
+    tune.add_argument("--out", type=Path, help="output folder (default: runs/tune-NAME of the config)")
+    tune.add_argument("--quiet", action="store_true", help="no display")
+    _add_backend_arguments(tune)
+    tune.set_defaults(handler=_tune)
 
     gains = commands.add_parser("gains", help="plot true gains against what the mechanism samples (not private)")
     _add_config_arguments(gains)
@@ -145,6 +161,14 @@ def _add_backend_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpus-per-run", type=float, default=0, help="GPUs that Ray gives a run (default 0)")
 
 
+def _add_law_arguments(parser: argparse.ArgumentParser, *, default: float | None) -> None:
+    own = f" (default {default:g})" if default else "; shows what tuning costs beside a single run"
+    parser.add_argument("--trials", type=float, default=default, metavar="MEAN", help=f"mean number of trials{own}")
+    parser.add_argument(
+        "--law", default="geometric", help="of the number of trials: geometric (default), logarithmic or a shape"
+    )
+
+
 def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
@@ -187,17 +211,34 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _budget(args: argparse.Namespace) -> int:
-    from cords_dp.datasets import build_dataset, known_sizes
+    from cords_dp.experiments.tune import planner, public_sizes, read_law, tuning_plan_of
     from cords_dp.planning.budget import budget_text
-    from cords_dp.seeding import Streams
+    from cords_dp.planning.tuning_statement import tuning_table
     from cords_dp.training import resolve
 
     run = resolve(_load(args), plan=False)
-    sizes = known_sizes(run.config)
-    if sizes is None:  # an imbalanced variant: its size is public but has to be counted
-        data = build_dataset(run.config, Streams(run.seed).numpy("data"))
-        sizes = len(data.train), len(data.validation)  # type: ignore[arg-type]
+    sizes = public_sizes(run)
     print(budget_text(run, *sizes))
+    if args.trials is not None and run.privacy is not None:
+        plan = tuning_plan_of(run, sizes, read_law(args.trials, args.law))
+        print("\n" + tuning_table(plan, planner(run, sizes)(run.privacy)))
+    return 0
+
+
+def _tune(args: argparse.Namespace) -> int:
+    from cords_dp.experiments.tune import tune
+
+    out = args.out or Path("runs") / f"tune-{Path(args.config).stem}"
+    result = tune(
+        _load(args),
+        args.search,
+        trials=args.trials,
+        law=args.law,
+        out=out,
+        backend=_backend(args),
+        progress=not args.quiet,
+    )
+    print(result.text())
     return 0
 
 

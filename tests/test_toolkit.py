@@ -132,8 +132,8 @@ ARROWS = {
     },
     "report": {"planning"},
     "experiments": {
-        "config", "planning", "mechanisms", "datasets", "models", "selection", "training", "report", "distributed",
-        "memory",
+        "accounting", "config", "planning", "mechanisms", "datasets", "models", "selection", "training", "report",
+        "distributed", "memory", "seeding",
     },
 }  # fmt: skip
 ABOVE_ALL = {"cli", "__main__", "__init__"}

@@ -3,17 +3,20 @@
 from cords_dp.accounting.account import Account, Reservation
 from cords_dp.accounting.branches import BranchMaximum
 from cords_dp.accounting.calibration import calibrate
-from cords_dp.accounting.composition import ACCOUNTANTS, Bound, advanced_composition, epsilon_bound
+from cords_dp.accounting.composition import ACCOUNTANTS, Bound, advanced_composition, epsilon_bound, renyi_order
 from cords_dp.accounting.events import Event, register_event
 from cords_dp.accounting.ledger import TRAINING_DATA, VALIDATION_DATA, Entry, Ledger
 from cords_dp.accounting.meaning import MembershipRisk, membership_risk
 from cords_dp.accounting.picks import ExponentialPicks, GumbelFreeze, gumbel_hockey_stick
 from cords_dp.accounting.poisson_gaussian import PoissonGaussian, gaussian
 from cords_dp.accounting.renyi_filter import RenyiFilter
+from cords_dp.accounting.repeat import RepeatAndSelect, renyi
 from cords_dp.accounting.rough import rough_epsilon
+from cords_dp.accounting.trials import LAWS, TrialLaw
 
 __all__ = [
     "ACCOUNTANTS",
+    "LAWS",
     "TRAINING_DATA",
     "VALIDATION_DATA",
     "Account",
@@ -27,7 +30,9 @@ __all__ = [
     "MembershipRisk",
     "PoissonGaussian",
     "RenyiFilter",
+    "RepeatAndSelect",
     "Reservation",
+    "TrialLaw",
     "advanced_composition",
     "calibrate",
     "epsilon_bound",
@@ -35,5 +40,7 @@ __all__ = [
     "gumbel_hockey_stick",
     "membership_risk",
     "register_event",
+    "renyi",
+    "renyi_order",
     "rough_epsilon",
 ]

@@ -127,6 +127,15 @@ def _pld_of(event: Event) -> PrivacyLossDistribution:
 
 
 def _rdp(events: Sequence[Event], delta: float) -> float:
+    return _rdp_and_order(events, delta)[0]
+
+
+def renyi_order(events: Sequence[Event], delta: float) -> float:
+    """The order at which RDP's bound on ε is least."""
+    return _rdp_and_order(merge(events), delta)[1]
+
+
+def _rdp_and_order(events: Sequence[Event], delta: float) -> tuple[float, float]:
     orders = np.array(_RDP_ORDERS)
     total = np.zeros(len(orders))
     for event in events:
@@ -134,8 +143,8 @@ def _rdp(events: Sequence[Event], delta: float) -> float:
     finite = np.isfinite(total)
     if not finite.any():
         raise AccountingError("the Rényi divergence is infinite at every order tried")
-    epsilon, _ = rdp_privacy_accountant.compute_epsilon(orders[finite], total[finite], delta)
-    return float(epsilon)
+    epsilon, order = rdp_privacy_accountant.compute_epsilon(orders[finite], total[finite], delta)
+    return float(epsilon), float(order)
 
 
 @lru_cache(maxsize=4096)  # while one noise is calibrated, the other events stay as they are

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,16 +18,27 @@ from cords_dp.config.values import whole
 from cords_dp.errors import ConfigError
 
 RESULT = "result.json"
+Work = Callable[[Mapping[str, Any]], dict[str, bytes]]  # a function of a module: it is sent to other processes
 # what a table or a report needs; weights and checkpoints stay where the run was made
 _KEPT = (RESULT, "config.yaml", "metrics.csv", "privacy.json", "privacy.md")
 
 
+def execute(config: Mapping[str, Any]) -> dict[str, bytes]:
+    """Run a config in a folder of its own; return its files. Works the same on any machine."""
+    from cords_dp.experiments.run import run_experiment
+
+    with tempfile.TemporaryDirectory(prefix="cords_dp-") as folder:
+        run_experiment(DotMap(to_plain(config)), Path(folder), progress=False)
+        return {name: (Path(folder) / name).read_bytes() for name in _KEPT if (Path(folder) / name).is_file()}
+
+
 @dataclass(frozen=True)
 class Job:
-    """One run of a sweep. ``labels`` become the leading columns of its row."""
+    """One run of a sweep. ``labels`` become the leading columns of its row; ``work`` makes files of a config."""
 
     config: Mapping[str, Any]
     labels: Mapping[str, Any] = field(default_factory=dict)
+    work: Work = execute
 
     @property
     def id(self) -> str:
@@ -41,15 +52,6 @@ class Job:
     @property
     def name(self) -> str:
         return ", ".join(f"{key}={value}" for key, value in self.labels.items()) or self.id
-
-
-def execute(config: Mapping[str, Any]) -> dict[str, bytes]:
-    """Run a config in a folder of its own; return its files. Works the same on any machine."""
-    from cords_dp.experiments.run import run_experiment
-
-    with tempfile.TemporaryDirectory(prefix="cords_dp-") as folder:
-        run_experiment(DotMap(to_plain(config)), Path(folder), progress=False)
-        return {name: (Path(folder) / name).read_bytes() for name in _KEPT if (Path(folder) / name).is_file()}
 
 
 def grid_jobs(cfg: DotMap, axes: Sequence[str], seeds: int) -> list[Job]:

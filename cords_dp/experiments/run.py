@@ -60,6 +60,11 @@ def run_experiment(cfg: DotMap, out: Path, *, progress: bool = True) -> RunResul
     epoch), CORDS' log, privacy.json and privacy.md, model.pt (a plain state_dict), result.json (the summary);
     subset.json only where the config asks to publish it. The privacy statement is there before the model is.
     """
+    return run_and_hand_over(cfg, out, progress=progress)[1]
+
+
+def run_and_hand_over(cfg: DotMap, out: Path, *, progress: bool = True) -> tuple[TrainClassifier, RunResult]:
+    """`run_experiment`, and the trainer with the model and the data, for who has more to do with them."""
     keep_freed_memory()
     cfg = _into(cfg, out)
     resolve(cfg)
@@ -67,7 +72,7 @@ def run_experiment(cfg: DotMap, out: Path, *, progress: bool = True) -> RunResul
     trainer.show_progress = progress
     if not current_world().main:  # the other ranks train along and write nothing
         trainer.train()
-        return _summary(trainer, out)
+        return trainer, _summary(trainer, out)
     trainer.output_dir = out
     if out.is_dir():
         remove_stale(out)  # of an attempt that was killed
@@ -84,7 +89,7 @@ def run_experiment(cfg: DotMap, out: Path, *, progress: bool = True) -> RunResul
     result = _summary(trainer, out)
     facts = {**asdict(result), "versions": versions()}
     write_durably(out / "result.json", json.dumps(_json_safe(facts), indent=2))
-    return result
+    return trainer, result
 
 
 def _into(cfg: DotMap, out: Path) -> DotMap:

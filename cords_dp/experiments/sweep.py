@@ -35,13 +35,16 @@ class SweepResult:
     failures: dict[str, str]
 
 
-def run_jobs(jobs: Sequence[Job], out: Path, backend: Backend, *, title: str = "sweep") -> SweepResult:
+def run_jobs(
+    jobs: Sequence[Job], out: Path, backend: Backend, *, title: str = "sweep", progress: bool = True
+) -> SweepResult:
     """Run every job that is not finished yet; write ``out/runs.csv``."""
     jobs = list({job.id: job for job in jobs}.values())
     pending = [job for job in jobs if not is_finished(job, out)]
     failures: dict[str, str] = {}
     running = 0
-    with tqdm(total=len(jobs), initial=len(jobs) - len(pending), desc=title, unit="run", smoothing=0) as bar:
+    done = len(jobs) - len(pending)
+    with tqdm(total=len(jobs), initial=done, desc=title, unit="run", smoothing=0, disable=not progress) as bar:
         for happening in backend.run(pending) if pending else ():
             if isinstance(happening, Started):
                 running += 1

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from cords_dp.config import to_plain
-from cords_dp.experiments.jobs import Job, execute
+from cords_dp.experiments.jobs import Job, Work
 
 _TRIES = 2  # a job whose worker died, for instance for want of memory, gets a second chance
 
@@ -102,7 +102,7 @@ class _Worker:
     def start(self, job: Job, attempt: int) -> None:
         self.job, self.attempt = job, attempt
         with contextlib.suppress(BrokenPipeError):  # found out by `outcome`
-            self.connection.send(to_plain(job.config))
+            self.connection.send((job.work, to_plain(job.config)))
 
     def outcome(self) -> Finished | Failed:
         try:
@@ -121,7 +121,7 @@ class _Worker:
 
 
 def _serve(connection: Connection, threads: int) -> None:
-    """The life of a worker: configs come in, files or an error go out."""
+    """The life of a worker: work and configs come in, files or an error go out."""
     os.environ["OMP_NUM_THREADS"] = str(threads)
     import torch
 
@@ -129,16 +129,16 @@ def _serve(connection: Connection, threads: int) -> None:
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
         while True:
             try:
-                config = connection.recv()
+                work, config = connection.recv()
             except (EOFError, OSError, KeyboardInterrupt):
                 return
             with contextlib.suppress(BrokenPipeError, KeyboardInterrupt):
-                connection.send(_guarded(config))
+                connection.send(_guarded(work, config))
 
 
-def _guarded(config: dict[str, Any]) -> tuple[str, Any]:
+def _guarded(work: Work, config: dict[str, Any]) -> tuple[str, Any]:
     try:
-        return "files", execute(config)
+        return "files", work(config)
     except Exception:
         return "error", traceback.format_exc()
 
@@ -177,7 +177,7 @@ class RayTasks:
         while waiting or running:
             while waiting and len(running) < places:
                 job = waiting.popleft()
-                running[task.remote(to_plain(job.config))] = job
+                running[task.remote(job.work, to_plain(job.config))] = job
                 yield Started(job)
             (reference,), _ = ray.wait(list(running), num_returns=1)
             job = running.pop(reference)

@@ -205,28 +205,29 @@ def _calibrate_selection(plan: PrivacyPlan) -> float:
 
 def _calibrate_validation(plan: PrivacyPlan) -> float:
     """σ_v such that V's releases cost (ε, δ), or the user's own if it fits."""
-    mechanism = plan.mechanism
-    assert mechanism is not None
-
-    def events_on_v(sigma: float) -> list:
-        releases = mechanism.releases(SelectionNoise(1.0, sigma), plan.privacy, plan.shape.sizes)
-        on_v = [r.event for r in releases if r.dataset == VALIDATION_DATA and r.event is not None]
-        return on_v * plan.shape.rounds
 
     def cost_of(sigma: float, accountant: str = plan.privacy.accountant) -> float:
-        return epsilon_bound(events_on_v(sigma), plan.delta, accountant).epsilon
+        return epsilon_bound(validation_events(plan, sigma), plan.delta, accountant).epsilon
 
     given = plan.privacy.validation_noise
     if given is None:
         return _calibrate_noise(cost_of, plan.privacy.epsilon)
     if cost_of(given) > plan.privacy.epsilon:
-        count = sum(event.count for event in events_on_v(given))
+        count = sum(event.count for event in validation_events(plan, given))
         raise ConfigError(
             "privacy.validation_noise",
             given,
             f"{count} releases on the validation set would cost ε = {cost_of(given):.3g} on V; raise it",
         )
     return given
+
+
+def validation_events(plan: PrivacyPlan, sigma: float) -> list[Event]:
+    """What all selections of a run would charge to V at this noise multiplier."""
+    assert plan.mechanism is not None
+    releases = plan.mechanism.releases(SelectionNoise(1.0, sigma), plan.privacy, plan.shape.sizes)
+    on_v = [r.event for r in releases if r.dataset == VALIDATION_DATA and r.event is not None]
+    return on_v * plan.shape.rounds
 
 
 def _calibrate_training(plan: PrivacyPlan) -> float:

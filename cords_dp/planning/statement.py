@@ -13,7 +13,7 @@ from cords_dp.planning.plan import PrivacyPlan, before_amplification
 from cords_dp.planning.schedule import TRAINING
 
 NOT_COVERED = (
-    "choosing hyper-parameters by looking at results on the same private data",
+    "choosing hyper-parameters by looking at results on the same private data (cords_dp tune pays for that)",
     "side channels of floating-point arithmetic",
     "the time and memory that the run took",
     "cached features of private records, which lie in plain files below the data directory",
@@ -58,7 +58,7 @@ def privacy_report(plan: PrivacyPlan, ledger: Ledger, *, unused_keys: Sequence[s
         "nist_sp_800_226": _evaluation_fields(plan),
         "validation_set": _validation_sentence(plan),
         "price_of_selection": price_sentence(plan),
-        "mechanisms": _mechanisms(plan),
+        "mechanisms": mechanism_rows(plan),
         "unused_keys": list(unused_keys),
         "ledger": ledger.to_dict(),
         "not_covered": list(NOT_COVERED),
@@ -198,7 +198,7 @@ _EVENT_NAMES = {
 }
 
 
-def _mechanisms(plan: PrivacyPlan) -> list[dict[str, Any]]:
+def mechanism_rows(plan: PrivacyPlan) -> list[dict[str, Any]]:
     """One row per kind of release: its phase, mechanism, parameters, sensitivity and count over the whole run."""
     rows: dict[tuple[str, str, str], int] = {}
 

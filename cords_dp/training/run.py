@@ -95,11 +95,12 @@ class Run:
         )
 
 
-def resolve(cfg: Mapping[str, Any], *, own_data: bool = False, plan: bool = True) -> Run:
+def resolve(cfg: Mapping[str, Any], *, own_data: bool = False, own_model: bool = False, plan: bool = True) -> Run:
     """Check everything that can be checked without data. The config itself is left as it is.
 
-    ``own_data``: datasets will be handed to ``train``. ``plan``: the run is about to start; also look at the folders
-    that it will write to, and make the plan, which takes seconds.
+    ``own_data``: datasets will be handed to ``train``. ``own_model``: the model is the user's, without a name.
+    ``plan``: the run is about to start; also look at the folders that it will write to, and make the plan, which takes
+    seconds.
     """
     config = given_copy(cfg)
     check_sections(config)
@@ -109,7 +110,8 @@ def resolve(cfg: Mapping[str, Any], *, own_data: bool = False, plan: bool = True
         check_keys("dss_args", config["dss_args"], {*_OWN_KEYS, *CORDS_STRATEGY_KEYS, *mechanism_keys()})
     epochs, batch_size, learning_rate = read_training(config)
     check_optimizer(config)
-    check_model(config, own_data=own_data)
+    if not own_model:
+        check_model(config, own_data=own_data)
     _check_metrics(config["train_args"])
     for key, value in (("dataloader.batch_size", batch_size), ("optimizer.lr", learning_rate)):
         if value is None and not strategy.private:

@@ -35,6 +35,8 @@ PLAN, LEDGER, JOURNAL = "planning/test_plan.py::", "accounting/test_ledger.py::"
 LABELS = "selection/test_labels.py::"
 MATCH, THRESHOLD = "selection/test_match.py::", "selection/test_threshold.py::"
 GLISTER, PICKS = "selection/test_exponential.py::", "mechanisms/test_exponential.py::"
+REPEAT, TUNING = "accounting/test_repeat.py::", "planning/test_tuning.py::"
+TUNE, LOOP = "experiments/test_tune.py::", "training/test_loop.py::"
 NOISE, QUANTILE, POISSON = (
     "mechanisms/test_noise.py::",
     "mechanisms/test_quantile.py::",
@@ -671,5 +673,98 @@ _LEAKS = [
     ),
 ]  # fmt: skip
 
-MUTANTS: tuple[Mutant, ...] = (*_NOISE, *_CLIPPING, *_SAMPLING, *_SELECTION, *_ACCOUNTING, *_LEAKS)
+_TUNING = [
+    _mutant(
+        "losers-scores-released", "the result of a tuning lists what every trial scored", "experiments/tune.py",
+        ('facts = {**result.__dict__, "fingerprint": self.fingerprint}',
+         'facts = {**result.__dict__, "fingerprint": self.fingerprint, "scores": list(scores.values())}'),
+        TUNE + "test_only_the_best_trial_leaves_and_the_others_leave_no_trace",
+    ),
+    _mutant(
+        "losers-kept", "the folder of the trials stays", "experiments/tune.py",
+        ("        shutil.rmtree(self._private)\n        return result\n", "        return result\n"),
+        TUNE + "test_only_the_best_trial_leaves_and_the_others_leave_no_trace",
+    ),
+    _mutant(
+        "number-of-trials-shown", "the result says how many trials there were", "experiments/tune.py",
+        ('trials=report["trials"],', "trials=str(len(trials)),"),
+        TUNE + "test_nothing_that_is_released_depends_on_the_number_of_trials",
+    ),
+    _mutant(
+        "trials-drawn-again", "a tuning that lost its trials draws others under the same charge", "experiments/tune.py",
+        ("            if (self.out / _LEDGER).is_file():\n", "            if False:\n"),
+        TUNE + "test_trials_that_are_paid_for_are_not_drawn_again",
+    ),
+    _mutant(
+        "exact-score", "trials are compared by their exact accuracy on V", "experiments/trial.py",
+        ("return float(releases.gaussian(release.name, np.array(accuracy * size))) / size", "return float(accuracy)"),
+        TUNE + "test_a_score_is_a_count_on_v_with_the_plan_s_noise",
+    ),
+    _mutant(
+        "score-not-charged", "V does not pay for the scores", "planning/tuning.py",
+        ("return (*_events(self.trial, dataset), *([score] if score else []))", "return _events(self.trial, dataset)"),
+        TUNING + "test_the_score_is_charged_to_v_beside_what_selections_read",
+    ),
+    _mutant(
+        "choosing-is-free", "a tuning is calibrated as if it were one run", "planning/tuning.py",
+        ("return epsilon_bound([RepeatAndSelect(tuple(events), law.mean, law.shape)], draft.delta, "
+         '"rdp").epsilon', 'return epsilon_bound(tuple(events), draft.delta, "rdp").epsilon'),
+        TUNING + "test_the_whole_costs_its_budget_on_either_side_recomputed_by_separate_code",
+    ),
+    _mutant(
+        "theorem-without-second-order", "being chosen among several is not paid for", "accounting/repeat.py",
+        ("renyi(self.trial, order) + _second(self.trial, self.mean, self.shape)[0] + _log_mean(self, order)",
+         "renyi(self.trial, order) + _log_mean(self, order)"),
+        REPEAT + "test_the_charge_recomputed_by_separate_code",
+    ),
+    _mutant(
+        "fixed-number-of-trials", "as many trials as the mean says, every time", "accounting/trials.py",
+        ("u, total = rng.random(), 0.0\n", "return round(self.mean)\n        u, total = rng.random(), 0.0\n"),
+        REPEAT + "test_draws_follow_the_law",
+    ),
+    _mutant(
+        "trials-cost-what-they-like", "settings with another schedule keep the budget of the config's own",
+        "planning/tuning.py",
+        ("        if _same_events(own, self.trial):\n", "        if True:\n"),
+        TUNING + "test_a_trial_with_another_schedule_costs_no_more_at_the_theorem_s_orders",
+    ),
+]  # fmt: skip
+
+_LOOPS = [
+    _mutant(
+        "loop-steps-twice", "a batch of a loop is good for many steps", "training/turn.py",
+        ("        if self.taken:\n            raise", "        if False:\n            raise"),
+        LOOP + "test_a_second_step_on_a_batch_is_refused",
+    ),
+    _mutant(
+        "loop-exact-steps", "the optimizer that was handed in steps on exact gradients", "training/loop_optimizer.py",
+        ("        original.register_step_pre_hook(self._refuse_outside)\n", ""),
+        LOOP + "test_the_optimizer_that_was_handed_in_refuses_to_step",
+    ),
+    _mutant(
+        "loop-couples-records", "a loss that divides by the batch's weights passes", "training/turn.py",
+        ("            raise MechanismError(_FIX)\n", "            pass\n"),
+        LOOP + "test_a_loss_that_couples_records_is_refused_at_the_first_step",
+    ),
+    _mutant(
+        "loop-writes-into-the-batch", "what a loop writes into its batch enters the step", "training/loop.py",
+        ("yield batch[0].clone(), batch[1].clone(), batch[2].clone()", "yield batch"),
+        LOOP + "test_a_step_is_the_engine_s_on_the_drawn_batch_with_the_plan_s_noise",
+    ),
+    _mutant(
+        "loop-left-epochs-go-on", "batches of an epoch that was left are stepped on under another one's charge",
+        "training/loop.py",
+        ("                if self._epoch != epoch:\n", "                if False:\n"),
+        LOOP + "test_an_epoch_that_was_left_gives_no_more_batches",
+    ),
+    _mutant(
+        "loop-not-finite-shows", "the check of a loop's loss tells whether a record is finite", "training/turn.py",
+        ("        expected, gradient = expected[finite], gradient[finite]\n", ""),
+        LOOP + "test_a_record_that_is_not_finite_does_not_show_in_the_check",
+    ),
+]  # fmt: skip
+
+MUTANTS: tuple[Mutant, ...] = (
+    *_NOISE, *_CLIPPING, *_SAMPLING, *_SELECTION, *_ACCOUNTING, *_LEAKS, *_TUNING, *_LOOPS
+)  # fmt: skip
 assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS), "two mutants have one name"
