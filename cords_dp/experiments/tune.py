@@ -208,6 +208,8 @@ class Tuning:
         return [self._trial(**one) for one in found["trials"]]
 
     def _drawn(self) -> list[dict[str, Any]]:
+        # Settings that no plan fits end the tuning here, before data is read. Who then starts over draws from
+        # P[K = k]·p^k, with p the chance of settings that fit: a law of the same family with a smaller mean.
         rng = secure_generator()
         drawn = [self.space.draw(rng) for _ in range(self.plan.law.draw(rng))]
         return [{"token": secrets.token_hex(8), "settings": own, **self._fitted(own)} for own in drawn]

@@ -100,7 +100,7 @@ def price_of_tuning(plan: TuningPlan, single: PrivacyPlan) -> str:
 
 def tuning_table(plan: TuningPlan, single: PrivacyPlan) -> str:
     """A single run and a tuning of the same budget, side by side."""
-    line = "{:<44} {:>11} {:>9} {:>9}"
+    line = "{:<52} {:>11} {:>9} {:>9}"
     on_v = plan.bound(VALIDATION_DATA)
     on_d = plan.bound(TRAINING_DATA)
     assert on_d is not None
