@@ -20,8 +20,9 @@ from cords_dp.files import write_durably
 from cords_dp.planning import PrivacyPlan
 from cords_dp.training.averaging import WeightAverage
 from cords_dp.training.evaluation import LABELS, History
+from cords_dp.training.losses import RecordMSELoss
 
-_SAFE_CLASSES: list[Any] = [nn.CrossEntropyLoss, nn.MSELoss, set]
+_SAFE_CLASSES: list[Any] = [nn.CrossEntropyLoss, nn.MSELoss, RecordMSELoss, set]
 
 
 @dataclass
