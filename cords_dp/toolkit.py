@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import torch
 from dotmap import DotMap
 
 from cords_dp.errors import ToolkitMissingError
@@ -89,11 +90,12 @@ def stubs_for_dead_imports() -> Iterator[list[str]]:
     stub_boston = "load_boston" not in vars(sklearn.datasets)
     if stub_boston:
         sklearn.datasets.load_boston = None
-    float_errors = np.geterr()
+    float_errors, threads = np.geterr(), torch.get_num_threads()
     try:
         yield stubbed
     finally:
         np.seterr(**float_errors)  # CORDS makes every underflow in the process an exception
+        torch.set_num_threads(threads)  # numba, which it imports, sets all of OpenMP to as many as there are cores
         for name in stubbed:
             previous = displaced[name]
             if previous is None:
