@@ -76,6 +76,7 @@ from cords_dp.training.run import Run, resolve
 from cords_dp.training.source import build_source
 from cords_dp.training.stepping import build_engine
 from cords_dp.training.steps import ChargedSteps
+from cords_dp.training.weights_and_biases import wandb_logger
 
 _EVALUATION_BATCH = 1024
 _DATA_ARGUMENTS = ("trainset", "validset", "testset", "num_cls")
@@ -159,14 +160,14 @@ class TrainClassifier(toolkit.TrainClassifier):
                 self.ledger.close()
                 if self._reservation is not None:
                     self._reservation.settle(self.ledger.entries)
-        accuracy = self.history.column("tst_acc")
-        best = list(np.maximum.accumulate(accuracy)) if accuracy else []
-        seconds = np.array(self.history.column("time"))
-        return self.history.column("trn_acc"), self.history.column("val_acc"), accuracy, best, seconds
+        measured = self.history.columns()
+        trained, validated, tested, best = (measured.get(f"{n}_acc", []) for n in ("trn", "val", "tst", "best"))
+        return trained, validated, tested, best, np.array(self.history.column("time"))
 
     def _begin(self, data: Splits | None) -> Splits:
         """Resolve the config, plan and build the model; only then open the log and read the data."""
         run = self.run = resolve(self.cfg, own_data=data is not None)
+        self._wandb = wandb_logger(run.config["train_args"], main=self.world.main)
         sizes = known_sizes(run.config) if data is None else None
         if sizes is None:  # public, but they have to be counted
             data = self._readable(data or build_dataset(run.config, Streams(run.seed).numpy("data")), own=bool(data))
@@ -378,6 +379,7 @@ class TrainClassifier(toolkit.TrainClassifier):
             row.update({f"epsilon_{phase.replace(' ', '_')}": bound.epsilon for phase, bound in cost.phases.items()})
         self.history.rows.append(row)
         self.logger.info(self.history.line(self._print_args, best=toolkit.IS_CHECKOUT))
+        self._wandb.log(row)
         if self.run.config.get("report_tune"):
             from ray import tune
 
