@@ -69,7 +69,8 @@ def _is_missing(name: str) -> bool:
     if name in sys.modules:
         return False
     try:
-        if importlib.util.find_spec(name) is None:
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:  # nothing, or a folder of that name that happens to be on the path
             return True
         if name in _OFTEN_BROKEN:
             importlib.import_module(name)

@@ -183,7 +183,7 @@ def _check_loss(config: Mapping[str, Any], strategy: Strategy, *, own_data: bool
         raise ConfigError(
             "dss_args.type",
             strategy.name,
-            "its mechanisms weigh records by class, and a regression has none; use RandomDP or FullDP",
+            "none of its mechanisms is proved for a regression, which has no classes; use RandomDP or FullDP",
         )
     return True
 
