@@ -120,7 +120,8 @@ def check_sections(cfg: Mapping[str, Any]) -> None:
         check_setting("setting", cfg["setting"])  # first: the sections of another setting are not ours to judge
     known_sections = {*TOP_LEVEL, *KEYS}
     for section in cfg:
-        if section not in known_sections and section not in DEAD_SECTIONS:
+        empty = isinstance(cfg[section], Mapping) and not cfg[section]  # a DotMap makes one of every name that is read
+        if section not in known_sections and section not in DEAD_SECTIONS and not empty:
             raise ConfigError(section, cfg[section], suggest(section, known_sections))
     for section, keys in KEYS.items():
         if section not in cfg:

@@ -11,7 +11,7 @@ import torch
 
 import cords_dp.dataloaders.builtin  # noqa: F401 - registers the strategies that come with us
 from cords_dp.config import PrivacySettings, SubsetSettings, frozen_copy, given_copy
-from cords_dp.config.keys import DEAD_SECTIONS, check_values
+from cords_dp.config.keys import DEAD_SECTIONS, KEYS, TOP_LEVEL, check_values
 from cords_dp.config.settings import (
     AUTO,
     CORDS_STRATEGY_KEYS,
@@ -164,8 +164,8 @@ def _check_metrics(section: Mapping[str, Any]) -> None:
 
 
 def _without_dead_sections(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
-    """The config less the sections that CORDS does not read either, and a note on each."""
-    kept = {key: value for key, value in config.items() if key not in DEAD_SECTIONS}
+    """The config less the sections that CORDS does not read either, and a note on each that holds something."""
+    kept = {key: value for key, value in config.items() if key in KEYS or key in TOP_LEVEL}
     dead = [key for key in config if key in DEAD_SECTIONS and config[key]]
     return kept, [f"CORDS reads no section {key!r}: set what is in it in {DEAD_SECTIONS[key]!r}." for key in dead]
 
