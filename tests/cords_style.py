@@ -82,7 +82,7 @@ def made_private(config: dict[str, Any], strategy: str, folder: Path, **changes:
     merge_into(config, {"dss_args": {"type": strategy, "fraction": 0.5, "select_every": 1}})
     merge_into(config, {"train_args": {"num_epochs": 1, "device": "cpu", "print_every": 1, "results_dir": str(folder)}})
     merge_into(config, {"ckpt": {"is_save": False, "dir": str(folder)}})
-    merge_into(config, {"privacy": {"epsilon": 8.0, "accountant": "rdp"}})
+    merge_into(config, {"privacy": {"epsilon": 8.0, "accountant": "rdp", "grad_sample_mode": "hooks"}})
     merge_into(config, changes)
     return config
 

@@ -8,7 +8,7 @@ from opacus.validators import ModuleValidator
 from torch import nn
 
 from cords_dp.errors import UnsupportedModelError
-from cords_dp.models.text import freeze_vectors
+from cords_dp.models.text import freeze_vectors, keep_names
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -31,6 +31,7 @@ def make_private_ready(model: nn.Module) -> tuple[nn.Module, list[str]]:
     if batch_norms:
         replaced.append(f"{batch_norms} BatchNorm layers by GroupNorm (BatchNorm mixes the records of a batch)")
     if recurrent:
+        keep_names(fixed)
         replaced.append(f"{recurrent} LSTM by Opacus' DPLSTM (the same net, with per-example gradients)")
     for module in fixed.modules():
         if getattr(module, "inplace", False):

@@ -20,5 +20,5 @@ class RecordMSELoss(nn.MSELoss):
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if outputs.numel() != targets.numel() or len(outputs) != len(targets):
             raise DataError("a regression needs as many outputs of the model as numbers in a record's target")
-        errors = super().forward(outputs.reshape(len(targets), -1), targets.reshape(len(targets), -1))
-        return errors.mean(dim=1)
+        errors = super().forward(outputs.reshape(targets.shape), targets)
+        return errors.flatten(1).mean(dim=1) if errors.dim() > 1 else errors
