@@ -41,7 +41,7 @@ def padded_splits(data: Splits, config: Mapping[str, Any]) -> Splits:
 
 def public_length(config: Mapping[str, Any]) -> int:
     section = config["dataset"]
-    usual = TEXT_SETS[section["name"]][2] if section.get("name") in TEXT_SETS else _DEFAULT_LENGTH
+    usual = TEXT_SETS[section["name"]].max_length if section.get("name") in TEXT_SETS else _DEFAULT_LENGTH
     return section.get("max_length") or usual
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 
 from cords_dp.datasets.arrays import Splits
 from cords_dp.errors import ConfigError, DatasetUnavailableError
@@ -62,17 +62,37 @@ def read_vocabulary(path: Path) -> dict[str, int]:
 
 def build_text(section: Mapping[str, Any], rng: np.random.Generator) -> Splits:
     """Train, validation and test sentences of a CORDS text set."""
-    read, classes, _ = TEXT_SETS[section["name"]]
+    known = TEXT_SETS[section["name"]]
     vectors = glove_file(section.get("weight_path"), section.get("wordvec_dim"), "dataset.weight_path")
     vocabulary = read_vocabulary(vectors)
-    parts = read(Path(section.get("datadir") or ".").expanduser(), classes, rng)
-    train, validation, test = (TextDataset(part, vocabulary) for part in parts)
-    return Splits(train, validation, test, classes)
+    records = known.read(Path(section.get("datadir") or ".").expanduser(), known.classes)
+    parts: dict[str, Dataset] = {
+        name: TextDataset(part, vocabulary) for name, part in records.items() if name != known.held_out
+    }
+    if known.held_out is not None:
+        order = rng.permutation(len(records["train"]))  # without looking at the records
+        cut = int(_HELD_OUT * len(order))
+        parts[known.held_out] = Subset(parts["train"], order[:cut].tolist())
+        parts["train"] = Subset(parts["train"], order[cut:].tolist())
+    return Splits(parts["train"], parts["validation"], parts["test"], known.classes)
 
 
 # --- where the sentences come from --------------------------------------------------------------------------------
 
-Reader = Callable[[Path, int, np.random.Generator], tuple[Labelled, Labelled, Labelled]]
+Parts = dict[str, Labelled]  # "train", "validation" and "test"
+Reader = Callable[[Path, int], Parts]
+
+
+class TextSet(NamedTuple):
+    """How a set is read, its classes, and how many words of a sentence are kept where the config does not say.
+
+    held_out: the part that is missing or has no labels; it is split off from the training set.
+    """
+
+    read: Reader
+    classes: int
+    max_length: int
+    held_out: str | None = None
 
 
 def _lines(path: Path, encoding: str = "utf-8") -> list[str]:
@@ -81,7 +101,7 @@ def _lines(path: Path, encoding: str = "utf-8") -> list[str]:
     return path.read_text(encoding=encoding).splitlines()
 
 
-def _treebank(folder: Path, classes: int, _: np.random.Generator) -> tuple[Labelled, Labelled, Labelled]:
+def _treebank(folder: Path, classes: int) -> Parts:
     """Stanford's sentiment treebank with CORDS' lists of phrases; a sentiment in [0, 1] becomes a class."""
     sentiment = dict(line.split("|") for line in _lines(folder / "sentiment_labels.txt")[1:])
     phrases = {number: phrase for phrase, number in (s.rsplit("|", 1) for s in _lines(folder / "dictionary.txt"))}
@@ -90,30 +110,22 @@ def _treebank(folder: Path, classes: int, _: np.random.Generator) -> tuple[Label
         wanted = [line.strip() for line in _lines(folder / f"phrase_ids.{name}.txt")]
         return [(phrases[i], int(float(sentiment[i]) * (classes - 0.001))) for i in wanted if i in phrases]
 
-    return part("train"), part("dev"), part("test")
+    return {"train": part("train"), "validation": part("dev"), "test": part("test")}
 
 
-def _trec(folder: Path, _: int, __: np.random.Generator) -> tuple[Labelled, Labelled, Labelled]:
+def _trec(folder: Path, _: int) -> Parts:
     def part(name: str) -> Labelled:
         pairs = (line.split(":", 1) for line in _lines(folder / f"{name}.txt", "latin1") if ":" in line)
         return [(text.split(" ", 1)[-1], _TREC_CLASSES.index(label.strip())) for label, text in pairs]
 
-    return part("train"), part("valid"), part("test")
+    return {"train": part("train"), "validation": part("valid"), "test": part("test")}
 
 
-def _hub(*address: str, text: str = "text", label: str = "label", held_out: str | None = None) -> Reader:
-    """A set of Hugging Face's hub. ``held_out``: the part without labels or missing, split off by chance instead."""
+def _hub(*address: str, text: str = "text", label: str = "label") -> Reader:
+    """A set of Hugging Face's hub."""
 
-    def read(_: Path, __: int, rng: np.random.Generator) -> tuple[Labelled, Labelled, Labelled]:
-        raw = _load_from_hub(address)
-        parts = {name: _pairs(raw[name], text, label) for name in ("train", "validation", "test") if name != held_out}
-        if held_out is not None:
-            order = rng.permutation(len(parts["train"]))  # without looking at the records
-            cut = int(_HELD_OUT * len(order))
-            everything = parts["train"]
-            parts[held_out] = [everything[i] for i in order[:cut]]
-            parts["train"] = [everything[i] for i in order[cut:]]
-        return parts["train"], parts["validation"], parts["test"]
+    def read(_: Path, __: int) -> Parts:
+        return {name: _pairs(part, text, label) for name, part in _load_from_hub(address).items()}
 
     return read
 
@@ -122,28 +134,25 @@ def _pairs(rows: Iterable[Mapping[str, Any]], text: str, label: str) -> Labelled
     return [(row[text], int(row[label])) for row in rows]
 
 
-def _load_from_hub(address: tuple[str, ...]) -> Any:
+def _load_from_hub(address: tuple[str, ...]) -> Mapping[str, Any]:
     try:
         from datasets import load_dataset
     except ImportError as error:
-        raise DatasetUnavailableError(
-            f"{address[0]} is read by Hugging Face's library: pip install datasets"
-        ) from error
+        raise DatasetUnavailableError(f"{address[0]} comes from Hugging Face's hub: pip install datasets") from error
     try:
         return load_dataset(*address)
     except Exception as error:  # the hub does not answer; it raises many kinds
         raise DatasetUnavailableError(f"{address[0]} cannot be had from the hub ({type(error).__name__})") from error
 
 
-# reader, classes, and how many words of a sentence are kept where the config does not say (dataset.max_length)
-TEXT_SETS: dict[str, tuple[Reader, int, int]] = {
-    "sst2": (_treebank, 2, 64),
-    "sst2_facloc": (_treebank, 2, 64),
-    "sst5": (_treebank, 5, 64),
-    "trec6": (_trec, 6, 40),
-    "hf_trec6": (_hub("trec", label="coarse_label", held_out="validation"), 6, 40),
-    "glue_sst2": (_hub("glue", "sst2", text="sentence", held_out="test"), 2, 64),
-    "imdb": (_hub("imdb", held_out="validation"), 2, 400),
-    "rotten_tomatoes": (_hub("rotten_tomatoes"), 2, 64),
-    "tweet_eval": (_hub("tweet_eval", "emoji"), 20, 64),
+TEXT_SETS: dict[str, TextSet] = {
+    "sst2": TextSet(_treebank, 2, 64),
+    "sst2_facloc": TextSet(_treebank, 2, 64),
+    "sst5": TextSet(_treebank, 5, 64),
+    "trec6": TextSet(_trec, 6, 40),
+    "hf_trec6": TextSet(_hub("trec", label="coarse_label"), 6, 40, held_out="validation"),
+    "glue_sst2": TextSet(_hub("glue", "sst2", text="sentence"), 2, 64, held_out="test"),
+    "imdb": TextSet(_hub("imdb"), 2, 400, held_out="validation"),
+    "rotten_tomatoes": TextSet(_hub("rotten_tomatoes"), 2, 64),
+    "tweet_eval": TextSet(_hub("tweet_eval", "emoji"), 20, 64),
 }

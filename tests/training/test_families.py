@@ -129,6 +129,18 @@ def test_sets_of_the_hub(small_text, monkeypatch, name, classes, keys):
     assert trainer.plan.shape.n == (108 if split_off else 120)
 
 
+def test_a_run_is_bound_to_its_split_of_the_sentences(small_text, monkeypatch):
+    """Mutant: sentences without the rows that they are; on resuming, records of V could move into D."""
+    from cords_dp.datasets import data_binding, padded_splits
+    from cords_dp.datasets.text import build_text
+
+    fake_hub(monkeypatch)
+    config = small_text[0]("imdb", 2, "RandomDP")
+    splits = [build_text(config["dataset"], np.random.default_rng(seed)) for seed in (0, 0, 1)]
+    bindings = [data_binding(config, None, padded_splits(data, config)) for data in splits]
+    assert bindings[0] == bindings[1] != bindings[2]
+
+
 def test_sst5_has_five_classes_and_runs_without_privacy_too(small_text):
     make, folder = small_text
     write_treebank(folder)
