@@ -200,7 +200,7 @@ _CLIPPING = [
     ),
     _mutant(
         "batch-norm-let-through", "BatchNorm, which mixes records, is not replaced", "models/private.py",
-        ("    replaced = []\n", "    return model, []\n    replaced = []\n"),
+        ("    replaced = freeze_vectors(model)\n", "    return model, []\n    replaced = freeze_vectors(model)\n"),
         KILLERS + "test_batch_norm_does_not_stay",
     ),
     _mutant(
