@@ -13,7 +13,7 @@ from cords_style import checkout, cords_config
 from dotmap import DotMap
 from torch import nn
 
-from cords_dp import TrainClassifier
+from cords_dp import TrainClassifier, toolkit
 from cords_dp.datasets.build import DATASETS, DatasetInfo
 from cords_dp.errors import ConfigError, ConfigFileError
 
@@ -222,3 +222,17 @@ def test_every_cell_of_cords_benchmark(small_cifar, capsys):
     assert all(trainer.history.rows for trainer in trained)
     assert (ran, absent) == (40, 2)
     assert "no section 'dss_strategy'" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(CHECKOUT is None or toolkit.IS_CHECKOUT, reason="an older notebook than a checkout's loaders")
+def test_cords_custom_loop_runs_once_cords_dp_is_imported(small_cifar, monkeypatch):
+    """Without privacy, as it is: CORDS' imports of what no longer exists are mended by ours."""
+    from cords_dp.datasets import build_dataset
+
+    data = build_dataset(cords_config("cifar10"), np.random.default_rng(0))
+    monkeypatch.setattr("cords.utils.data.datasets.SL.gen_dataset", lambda *_, **__: data)
+    names: dict = {"__name__": "notebook"}
+    for cell in cells("examples/SL/image_classification/python_notebooks/CORDS_SL_CIFAR10_Custom_Train.ipynb"):
+        cell = re.sub(r"num_epochs ?= ?300", "num_epochs=2", cell).replace("'cuda'", "'cpu'")
+        exec(compile(cell, "notebook", "exec"), names)
+    assert len(names["tst_acc"]) == 2
