@@ -14,7 +14,7 @@ from cords_dp.datasets.build import (
 )
 from cords_dp.datasets.features import with_features
 from cords_dp.datasets.own import GuardedDataset, checked_splits
-from cords_dp.datasets.padding import padded_splits
+from cords_dp.datasets.padding import is_text, padded_splits, public_length
 from cords_dp.datasets.text import glove_file
 
 __all__ = [
@@ -30,8 +30,10 @@ __all__ = [
     "glove_file",
     "has_classes",
     "holds_images",
+    "is_text",
     "known_sizes",
     "padded_splits",
+    "public_length",
     "records_at",
     "sequential_batches",
     "with_features",

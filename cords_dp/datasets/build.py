@@ -17,7 +17,7 @@ from cords_dp.datasets.fetch import image_arrays
 from cords_dp.datasets.imbalance import cut_classes, keep_share, mild_imbalance, wrong_labels
 from cords_dp.datasets.synthetic import FEATURES, shift_set
 from cords_dp.datasets.text import TEXT_SETS, build_text
-from cords_dp.errors import ConfigError
+from cords_dp.errors import ConfigError, DatasetUnavailableError
 
 _VALIDATION_SHARE = 0.1
 FEATURE_NAMES = ("dss", "classimb", "mildimb", "shift")
@@ -163,6 +163,11 @@ def build_dataset(cfg: Mapping[str, Any], rng: np.random.Generator) -> Splits:
         return Splits(train_part, validation_part, test_part, 2)
     info = DATASETS[name]
     raw = _digits() if name == "digits" else image_arrays(name, Path(section["datadir"]).expanduser())
+    if (len(raw.y_train), len(raw.y_test)) != (info.num_train, info.num_test):
+        raise DatasetUnavailableError(
+            f"{name} in the data directory is not whole: {len(raw.y_train)} and {len(raw.y_test)} records for training "
+            f"and testing instead of {info.num_train} and {info.num_test}; remove {name}.npz and unpack it again"
+        )
     train, held_out = _split(raw.y_train, section, rng)
     labels = raw.y_train
     if section.get("feature") == "shift":

@@ -31,12 +31,15 @@ Collate = Callable[[list[Any]], Any]
 def padded_splits(data: Splits, config: Mapping[str, Any]) -> Splits:
     """The same sets with records of one length, where they are text or the config names a collate function."""
     collate = config["dataloader"].get("collate_fn") or None
-    text = config["dataset"].get("type") == "text" or config["dataset"].get("name") in TEXT_SETS
-    if not (text or collate):
+    if not (is_text(config) or collate):
         return data
-    length = public_length(config) if text else None
+    length = public_length(config) if is_text(config) else None
     train, validation, test = (PaddedDataset(part, length, collate) for part in data[:3])
     return Splits(train, validation, test, data.num_classes)
+
+
+def is_text(config: Mapping[str, Any]) -> bool:
+    return config["dataset"].get("type") == "text" or config["dataset"].get("name") in TEXT_SETS
 
 
 def public_length(config: Mapping[str, Any]) -> int:

@@ -38,8 +38,10 @@ from cords_dp.datasets import (
     checked_splits,
     data_binding,
     dataset_name,
+    is_text,
     known_sizes,
     padded_splits,
+    public_length,
     sequential_batches,
     with_features,
 )
@@ -190,6 +192,9 @@ class TrainClassifier(toolkit.TrainClassifier):
         run = self.run
         if run.strategy.private:
             data = padded_splits(data, run.config)
+            if is_text(run.config):
+                length = public_length(run.config)
+                self._remarks.append(f"Every record is cut or filled up to {length} words (dataset.max_length).")
         if run.regression and not run.strategy.private:
             return data  # CORDS' own sets and losses
         return checked_splits(data, private=run.strategy.private, regression=run.regression) if own else data

@@ -101,6 +101,7 @@ def test_sentences_train_privately(small_text, strategy, capsys):
     said = capsys.readouterr().out
     assert "DPLSTM" in said
     assert "frozen" in said
+    assert "10 words" in said
 
 
 def test_vectors_stay_as_they_were_published(small_text, tmp_path):
@@ -302,6 +303,15 @@ def test_tiny_imagenet_as_cords_rearranges_it(tiny_images):
     assert np.array_equal(published.y_test, rearranged.y_test)
     with pytest.raises(DatasetUnavailableError, match="tiny-imagenet-200"):
         read_tiny_imagenet(tiny_images / "nowhere")
+
+
+def test_a_set_that_is_not_whole_is_refused(tiny_images, monkeypatch):
+    """The plan goes by the published sizes."""
+    known = DATASETS["tinyimagenet"]
+    monkeypatch.setitem(DATASETS, "tinyimagenet", DatasetInfo(50, 10, known.shape, 200, known.mean, known.std))
+    config = cords_config("tinyimagenet", dataset={"datadir": str(tiny_images)}, model={"numclasses": 200})
+    with pytest.raises(DatasetUnavailableError, match="40 and 10 records"):
+        trained(made_private(config, "RandomDP", tiny_images / "out", dataloader={"batch_size": 8}))
 
 
 def test_cords_resnet_reads_images_of_64_pixels():
