@@ -104,16 +104,11 @@ def _built(name: str, builder: ModelBuilder, args: Mapping[str, Any], own: Mappi
     return model
 
 
-def check_input(model: nn.Module, record: torch.Tensor, *, outputs: int | None = None) -> None:
-    """Refuse a model that cannot read such records. It is shown zeros: nothing depends on what the record holds.
-
-    ``outputs``: how many numbers a regression predicts for a record.
-    """
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    training, problem, predicted = model.training, "", None
+def check_input(model: nn.Module, record: torch.Tensor) -> None:
+    """Refuse a model that cannot read such records. It is shown zeros: nothing depends on what the record holds."""
+    training, problem = model.training, ""
     try:
-        with torch.no_grad():
-            predicted = model.eval()(torch.zeros_like(record, device=device)[None])
+        _predicted(model, record)
     except Exception as error:  # a layer's complaint about shapes or types, which are public
         problem = str(error).splitlines()[0] if str(error) else type(error).__name__
     finally:
@@ -121,8 +116,22 @@ def check_input(model: nn.Module, record: torch.Tensor, *, outputs: int | None =
     if problem:
         shape = f"records of shape {tuple(record.shape)} and type {str(record.dtype).removeprefix('torch.')}"
         raise ConfigError("model.architecture", type(model).__name__, f"cannot read {shape}: {problem}")
-    if outputs is not None and isinstance(predicted, torch.Tensor) and predicted.numel() != outputs:
-        raise ConfigError("model.numclasses", predicted.numel(), f"a record's target has {outputs} numbers to predict")
+
+
+def check_outputs(model: nn.Module, record: torch.Tensor, wanted: int) -> None:
+    """Refuse a regression whose model does not predict as many numbers as a record's target has."""
+    training = model.training
+    predicted = _predicted(model, record).numel()
+    model.train(training)
+    if predicted != wanted:
+        raise ConfigError("model.numclasses", predicted, f"a record's target has {wanted} numbers to predict")
+
+
+def _predicted(model: nn.Module, record: torch.Tensor) -> torch.Tensor:
+    """What the model, in evaluation mode, makes of zeros."""
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    with torch.no_grad():
+        return model.eval()(torch.zeros_like(record, device=device)[None])
 
 
 # --- CORDS' own models ---------------------------------------------------------------------------

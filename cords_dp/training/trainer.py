@@ -48,7 +48,7 @@ from cords_dp.datasets import (
 from cords_dp.distributed import current_world
 from cords_dp.errors import BudgetExceededError, ConfigError, MechanismError
 from cords_dp.mechanisms.noise import noise_source
-from cords_dp.models import build_model, check_input, make_private_ready
+from cords_dp.models import build_model, check_input, check_outputs, make_private_ready
 from cords_dp.planning import Cost, PrivacyPlan
 from cords_dp.seeding import Streams, seed_global_generators
 from cords_dp.training.averaging import WeightAverage
@@ -180,7 +180,9 @@ class TrainClassifier(toolkit.TrainClassifier):
         known = data.train[0][0] if data else torch.zeros(DATASETS[dataset_name(run.config)].shape)
         self.model = self.create_model(data.num_classes if data else None, known.shape)
         if run.strategy.private:
-            check_input(self.model, known, outputs=data.num_classes if data and run.regression else None)
+            check_input(self.model, known)
+        if run.strategy.private and run.regression and data is not None:
+            check_outputs(self.model, known, data.num_classes)
         self.run = run.with_plan(self.plan, self._learning_rate(self.model))
         self._open_log()
         self._saved = checkpoint_path(run.config, self.logger) if self.world.main else None
