@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dotmap import DotMap
 
-from cords_dp.errors import ConfigError, CordsDPError
+from cords_dp.errors import ConfigError, ConfigFileError, CordsDPError
 
 if TYPE_CHECKING:
     from cords_dp.experiments.jobs import Job
@@ -58,6 +58,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     tune.add_argument("--quiet", action="store_true", help="no display")
     _add_backend_arguments(tune)
     tune.set_defaults(handler=_tune)
+
+    check = commands.add_parser("check", help="which CORDS configs can be made private by a word, and why not")
+    check.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="config files, or folders of them")
+    check.add_argument("--epsilon", type=float, default=3.0, help="the budget to add (default 3)")
+    check.set_defaults(handler=_check)
 
     gains = commands.add_parser("gains", help="plot true gains against what the mechanism samples (not private)")
     _add_config_arguments(gains)
@@ -207,6 +212,16 @@ def _run(args: argparse.Namespace) -> int:
         result = run_experiment(cfg, out, progress=not args.quiet)
     if world.main:
         print("\n" + result.text())
+    return 0
+
+
+def _check(args: argparse.Namespace) -> int:
+    from cords_dp.experiments.conversion import config_files, conversion_text, convert
+
+    files = config_files(args.paths)
+    if not files:
+        raise ConfigFileError("no config file there: a config is a .py or .yaml file")
+    print(conversion_text(convert(files, epsilon=args.epsilon)))
     return 0
 
 

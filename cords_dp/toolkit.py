@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from dotmap import DotMap
 
 from cords_dp.errors import ToolkitMissingError
 
@@ -39,6 +40,9 @@ _OPTIONAL_MODULES = (
     "turtle",
     "wandb",
 )
+
+# Functions of a checkout that some configs import without calling them.
+_CHECKOUT_NAMES = ("generate_image_global_order", "generate_text_global_order")
 
 
 class _Stub(types.ModuleType):
@@ -65,7 +69,8 @@ def _is_missing(name: str) -> bool:
     if name in sys.modules:
         return False
     try:
-        if importlib.util.find_spec(name) is None:
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:  # nothing, or a folder of that name that happens to be on the path
             return True
         if name in _OFTEN_BROKEN:
             importlib.import_module(name)
@@ -131,8 +136,9 @@ try:
     with stubs_for_dead_imports():
         import cords
         from cords.selectionstrategies.SL import GLISTERStrategy
+        from cords.utils import config_utils
         from cords.utils import models as cords_models
-        from cords.utils.config_utils import load_config_data
+        from cords.utils.data import data_utils
         from cords.utils.data.data_utils import WeightedSubset
         from cords.utils.data.dataloader.SL import adaptive, nonadaptive
         from cords.utils.data.datasets.SL import gen_dataset
@@ -145,6 +151,25 @@ except ImportError as error:
     missing = (error.name or "").split(".")[0]
     hint = INSTALL_COMMAND if missing == "cords" else f"pip install {missing}"
     raise ToolkitMissingError(f"cords_dp needs {missing or error}. Install it with: {hint}") from error
+
+
+def load_config_data(path: str) -> DotMap:
+    """CORDS' reader of config files. A config that parses the command line, as CORDS' for MILO do, sees an empty one.
+
+    Names that only a checkout's ``data_utils`` has are there while it is read, and fail when they are called.
+    """
+    missing = [name for name in _CHECKOUT_NAMES if not hasattr(data_utils, name)]
+    for name in missing:
+        setattr(data_utils, name, getattr(_Stub("cords.utils.data.data_utils"), name))
+    arguments, sys.argv = sys.argv, [path]
+    try:
+        with stubs_for_dead_imports():
+            return config_utils.load_config_data(path)
+    finally:
+        sys.argv = arguments
+        for name in missing:
+            delattr(data_utils, name)
+
 
 TrainClassifier = train_module.TrainClassifier
 GLISTERDataLoader = adaptive.GLISTERDataLoader

@@ -46,6 +46,18 @@ def test_floating_point_errors_stay_as_they_were():
     assert np.geterr()["under"] == "ignore"
 
 
+def test_importing_cords_leaves_the_number_of_threads_alone():
+    """numba, which CORDS imports, sets OpenMP to as many threads as there are cores."""
+    code = """
+        import torch
+        torch.set_num_threads(1)
+        from cords_dp import toolkit
+        print(torch.get_num_threads())
+        """
+    result = run_python(code)
+    assert result.stdout.split() == ["1"], result.stderr
+
+
 def test_a_stub_fails_only_when_called():
     stub = toolkit._Stub("torchtext")
     function = stub.anything

@@ -15,7 +15,7 @@ from cords_dp.errors import ConfigError
 
 AUTO = "auto"  # optimizer.lr and dataloader.batch_size that follow the plan
 # A schedule, a layer and a data set of more than this are slips of the keyboard that would fill the memory.
-MOST_EPOCHS, _WIDEST, _MOST_SAMPLES = 100_000, 100_000, 10_000_000
+MOST_EPOCHS, _WIDEST, _MOST_SAMPLES, _LONGEST = 100_000, 100_000, 10_000_000, 10_000
 _GREEDY = ("Naive", "RGreedy", "Stochastic", "Frozen")  # CORDS' three and ours
 _LARGEST = 1e9  # a rate beyond it overflows in a step or two
 
@@ -62,13 +62,32 @@ def _milestones(key: str, value: Any) -> Any:
     return value
 
 
-TOP_LEVEL: dict[str, Check] = {"setting": partial(one_of, choices=("SL",)), "is_reg": flag, "report_tune": flag}
+# CORDS' names of supervised learning, and what to do about a config for something else.
+_SUPERVISED = ("SL", "supervisedlearning")
+_OTHER_SETTINGS = {
+    "SSL": "semi-supervised training looks at records without labels too, outside of the mechanisms that are proved "
+    "here; use a config of CORDS' configs/SL, whose setting is 'SL'",
+    "hyperparamtuning": "this file says how to tune, not how to train; train the config that its subset_config names "
+    "(docs/from-cords.md)",
+}
+# Sections that CORDS' notebooks write to and CORDS never reads, with the section that was meant.
+DEAD_SECTIONS = {"dss_strategy": "dss_args"}
+
+
+def check_setting(key: str, value: Any) -> Any:
+    if isinstance(value, str) and value in _OTHER_SETTINGS:
+        raise ConfigError(key, value, _OTHER_SETTINGS[value])
+    return one_of(key, value, choices=_SUPERVISED)
+
+
+TOP_LEVEL: dict[str, Check] = {"setting": check_setting, "is_reg": flag, "report_tune": flag}
 
 # None: the section is read into a class of its own (`config.settings.PrivacySettings`).
 KEYS: dict[str, Mapping[str, Check] | None] = {
     "dataset": {
         "name": file_name, "datadir": path, "feature": text, "type": text, "classimb_ratio": _part,
         "balanced_validation": flag, "num_samples": partial(whole, low=20, high=_MOST_SAMPLES), "ss_path": path,
+        "use_ss_if_exists": flag, "max_length": partial(whole, high=_LONGEST),
         "data_dir": path, "wordvec_dim": _size, "weight_path": path, "validation_fraction": _part,
         "test_from_train": _part,
         "class_separation": partial(number, low=0, high=1e6), "keep_range": _range,

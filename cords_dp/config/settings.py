@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from cords_dp.config.keys import AUTO, KEYS, MOST_EPOCHS, TOP_LEVEL
+from cords_dp.config.keys import AUTO, DEAD_SECTIONS, KEYS, MOST_EPOCHS, TOP_LEVEL, check_setting
 from cords_dp.config.values import flag, number, one_of, suggest, whole
 from cords_dp.errors import ConfigError
 
@@ -116,9 +116,12 @@ class SubsetSettings:
 
 def check_sections(cfg: Mapping[str, Any]) -> None:
     """Refuse unknown sections and keys: a misspelt key must not be ignored. ``dss_args`` has a check of its own."""
+    if cfg.get("setting") is not None:
+        check_setting("setting", cfg["setting"])  # first: the sections of another setting are not ours to judge
     known_sections = {*TOP_LEVEL, *KEYS}
     for section in cfg:
-        if section not in known_sections:
+        empty = isinstance(cfg[section], Mapping) and not cfg[section]  # a DotMap makes one of every name that is read
+        if section not in known_sections and section not in DEAD_SECTIONS and not empty:
             raise ConfigError(section, cfg[section], suggest(section, known_sections))
     for section, keys in KEYS.items():
         if section not in cfg:

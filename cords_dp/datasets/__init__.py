@@ -3,9 +3,19 @@
 from cords_dp.datasets.arrays import ArrayDataset, Splits
 from cords_dp.datasets.batches import records_at, sequential_batches
 from cords_dp.datasets.binding import data_binding
-from cords_dp.datasets.build import DATASETS, build_dataset, check_dataset, dataset_name, holds_images, known_sizes
+from cords_dp.datasets.build import (
+    DATASETS,
+    build_dataset,
+    check_dataset,
+    dataset_name,
+    has_classes,
+    holds_images,
+    known_sizes,
+)
 from cords_dp.datasets.features import with_features
 from cords_dp.datasets.own import GuardedDataset, checked_splits
+from cords_dp.datasets.padding import is_text, padded_splits, public_length
+from cords_dp.datasets.text import glove_file
 
 __all__ = [
     "DATASETS",
@@ -17,8 +27,13 @@ __all__ = [
     "checked_splits",
     "data_binding",
     "dataset_name",
+    "glove_file",
+    "has_classes",
     "holds_images",
+    "is_text",
     "known_sizes",
+    "padded_splits",
+    "public_length",
     "records_at",
     "sequential_batches",
     "with_features",

@@ -15,8 +15,11 @@ from cords_dp.errors import DataError
 
 def records_at(dataset: Dataset, indices: np.ndarray) -> tuple[Tensor, Tensor]:
     """Records by index: at once where the dataset can (``batch``), one by one elsewhere."""
-    if hasattr(dataset, "batch"):
-        return dataset.batch(indices)
+    return dataset.batch(indices) if hasattr(dataset, "batch") else one_by_one(dataset, indices)
+
+
+def one_by_one(dataset: Dataset, indices: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Records by index, each asked for by itself; of no records, an empty batch of the right shape."""
     if len(indices) == 0:
         x, y = _collated([dataset[0]])
         return x[:0], y[:0]

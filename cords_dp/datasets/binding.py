@@ -12,7 +12,8 @@ from torch.utils.data import Dataset, Subset
 
 from cords_dp.config import to_plain
 from cords_dp.datasets.arrays import ArrayDataset, Splits
-from cords_dp.datasets.own import GuardedDataset
+from cords_dp.datasets.own import GuardedDataset, RealTargets
+from cords_dp.datasets.padding import PaddedDataset
 
 
 def data_binding(config: Mapping[str, Any], seed: int | None, data: Splits) -> str:
@@ -30,7 +31,7 @@ def _rows(dataset: Dataset) -> list[Any]:
     size = len(dataset)  # type: ignore[arg-type]
     if isinstance(dataset, ArrayDataset):
         return ["rows", size, _digest(dataset.rows.numpy())]
-    if isinstance(dataset, GuardedDataset):
+    if isinstance(dataset, (GuardedDataset, PaddedDataset, RealTargets)):
         return _rows(dataset.source)
     if isinstance(dataset, Subset):
         return ["subset", size, _digest(np.asarray(dataset.indices)), _rows(dataset.dataset)]

@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from dotmap import DotMap
 
+from cords_dp.config import thawed_copy
 from cords_dp.config.values import folder, path
 from cords_dp.datasets.arrays import ArrayDataset, RawData, Splits
 from cords_dp.datasets.fetch import image_arrays
 from cords_dp.datasets.imbalance import cut_classes, inverted, keep_share, mild_imbalance, wrong_labels
 from cords_dp.datasets.synthetic import FEATURES, shift_set
-from cords_dp.errors import ConfigError
+from cords_dp.datasets.text import TEXT_SETS, build_text
+from cords_dp.errors import ConfigError, DatasetUnavailableError
 
 _VALIDATION_SHARE = 0.1
 FEATURE_NAMES = ("dss", "classimb", "mildimb", "shift")
@@ -37,12 +40,22 @@ DATASETS: dict[str, DatasetInfo] = {
     "mnist": DatasetInfo(60_000, 10_000, (1, 28, 28), 10, (0.1307,), (0.3081,)),
     "cifar10": DatasetInfo(50_000, 10_000, (3, 32, 32), 10, (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
     "cifar100": DatasetInfo(50_000, 10_000, (3, 32, 32), 100, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+    "tinyimagenet": DatasetInfo(100_000, 10_000, (3, 64, 64), 200, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     "digits": DatasetInfo(1_437, 360, (64,), 10),
     "synthetic": DatasetInfo(4_000, 500, (FEATURES,), 2),
 }
 _ALIASES = {"sklearn-digits": "digits"}
-# Sets that CORDS reads with fixed constants; its tabular sets are standardised with their own statistics.
+# Sets that CORDS reads with fixed constants.
 _CORDS_IMAGE_SETS = {"fashion-mnist", "svhn", "kmnist", "stl10", "emnist"}
+_HAND_OVER = (
+    "hand over records that are scaled by public constants: "
+    "TrainClassifier(cfg).train(trainset=..., validset=..., testset=..., num_cls=...)"
+)
+# Sets that CORDS standardises with statistics of the training records.
+_STANDARDISED = {
+    "dna", "Community_Crime", "LawSchool", "LawSchool_selcon", "cadata", "abalone", "cpusmall", "MSD", "adult",
+    "connect_4", "letter", "satimage", "svmguide1", "usps", "ijcnn1", "covertype", "census",
+}  # fmt: skip
 
 
 def dataset_name(cfg: Mapping[str, Any]) -> str:
@@ -56,16 +69,25 @@ def check_dataset(cfg: Mapping[str, Any], *, private: bool) -> None:
     if not name:
         raise ConfigError("dataset.name", name, f"name a dataset: {', '.join(DATASETS)}")
     if name not in DATASETS:
-        if private and name not in _CORDS_IMAGE_SETS:
-            raise ConfigError(
-                "dataset.name",
-                name,
-                "not a set that cords_dp can read privately (CORDS standardises its tabular sets with statistics "
-                f"of the training data); use one of {', '.join(sorted([*DATASETS, *_CORDS_IMAGE_SETS]))}, or "
-                "hand your own datasets to TrainClassifier.train(trainset=..., ...)",
-            )
+        if private and name not in _CORDS_IMAGE_SETS and name not in TEXT_SETS:
+            raise ConfigError("dataset.name", name, f"{_why_not(name)}; {_HAND_OVER}")
         return
     _check_built(cfg["dataset"], name, feature)
+
+
+def _why_not(name: str) -> str:
+    """The reason why a set cannot be read privately."""
+    if name in _STANDARDISED:
+        return "CORDS standardises it with statistics of the training records, which no budget pays for"
+    if name == "boston":
+        return "scikit-learn has withdrawn it"
+    known = ", ".join(sorted([*DATASETS, *_CORDS_IMAGE_SETS, *TEXT_SETS]))
+    return f"no set of this name can be read privately (known are {known})"
+
+
+def has_classes(cfg: Mapping[str, Any]) -> bool:
+    """Is it a set whose labels are known to be classes?"""
+    return dataset_name(cfg) in {*DATASETS, *_CORDS_IMAGE_SETS, *TEXT_SETS}
 
 
 def _check_built(section: Mapping[str, Any], name: str, feature: Any) -> None:
@@ -108,7 +130,9 @@ def _for_testing(section: Mapping[str, Any], total: int) -> int:
 
 def holds_images(cfg: Mapping[str, Any]) -> bool:
     info = DATASETS.get(dataset_name(cfg))
-    return info is None or len(info.shape) == 3  # CORDS' sets that can be read privately are images
+    if info is None:  # CORDS' other sets that can be read privately are images or text
+        return dataset_name(cfg) not in TEXT_SETS
+    return len(info.shape) == 3
 
 
 def _check_shift(section: Mapping[str, Any], classes: int) -> None:
@@ -136,6 +160,8 @@ def _feature(section: Mapping[str, Any]) -> str:
 def build_dataset(cfg: Mapping[str, Any], rng: np.random.Generator) -> Splits:
     """Train, validation and test sets. The validation set is split off without looking at the records."""
     section, name = cfg["dataset"], dataset_name(cfg)
+    if name in TEXT_SETS:
+        return build_text(section, rng)
     if name not in DATASETS:
         return _cords_dataset(section)
     if name == "synthetic":
@@ -145,6 +171,11 @@ def build_dataset(cfg: Mapping[str, Any], rng: np.random.Generator) -> Splits:
         return Splits(train_part, validation_part, test_part, 2)
     info = DATASETS[name]
     raw = _digits() if name == "digits" else image_arrays(name, Path(section["datadir"]).expanduser())
+    if (len(raw.y_train), len(raw.y_test)) != (info.num_train, info.num_test):
+        raise DatasetUnavailableError(
+            f"{name} in the data directory is not whole: {len(raw.y_train)} and {len(raw.y_test)} records for training "
+            f"and testing instead of {info.num_train} and {info.num_test}; remove {name}.npz and unpack it again"
+        )
     train, held_out, testing = _split(raw.y_train, section, rng)
     images, labels = raw.x_train, raw.y_train
     if section.get("feature") == "shift":
@@ -207,7 +238,7 @@ def _digits() -> RawData:
 def _cords_dataset(section: Mapping[str, Any]) -> Splits:
     from cords_dp.toolkit import gen_dataset
 
-    options = {"dataset": section}
+    options: dict[str, Any] = {"dataset": DotMap(thawed_copy(section))}
     if section.get("feature") == "classimb":
         options["classimb_ratio"] = section["classimb_ratio"]
     return Splits(*gen_dataset(section["datadir"], section["name"], section["feature"], **options))

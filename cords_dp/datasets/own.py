@@ -23,18 +23,55 @@ from cords_dp.errors import DataError
 _NAMES = ("trainset", "validset", "testset")
 
 
-def checked_splits(data: Splits, *, private: bool) -> Splits:
+def checked_splits(data: Splits, *, private: bool, regression: bool = False) -> Splits:
     """The same sets, checked by what is public of them; a private run's D and V are guarded record by record."""
+    if regression:
+        return _checked_regression(data)
     classes = whole("num_cls", data.num_classes, low=2)
     parts = []
     for name, part in zip(_NAMES, data[:3], strict=True):
-        _check_schema(name, part)
+        _, y = _check_schema(name, part)
+        if y.dim() != 1 or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+            raise DataError(f"the labels of {name} must be whole numbers from 0 on, one for each record")
         if private and name != "testset" and not isinstance(part, GuardedDataset):
             part = GuardedDataset(part, classes)
         elif not private or name == "testset":
             _check_targets(name, part, classes)
         parts.append(part)
     return Splits(parts[0], parts[1], parts[2], classes)
+
+
+def _checked_regression(data: Splits) -> Splits:
+    """Targets are real numbers, as many for every record; one that is not finite makes its record contribute zero."""
+    shapes = set()
+    for name, part in zip(_NAMES, data[:3], strict=True):
+        _, y = _check_schema(name, part)
+        if y.is_complex() or y.dtype == torch.bool or y.dim() > 2:
+            raise DataError(f"the targets of {name} must be numbers, or short rows of numbers")
+        shapes.add(y.shape[1:])
+    if len(shapes) > 1:
+        raise DataError("the targets of trainset, validset and testset must have the same shape")
+    (shape,) = shapes
+    train, validation, test = (RealTargets(part) for part in data[:3])
+    return Splits(train, validation, test, max(1, shape.numel()))
+
+
+class RealTargets(Dataset):
+    """A dataset with targets in float32, as a squared error needs them."""
+
+    def __init__(self, source: Dataset):
+        self.source = source
+
+    def __len__(self) -> int:
+        return len(self.source)  # type: ignore[arg-type]
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        x, y = self.batch(np.array([index]))
+        return x[0], y[0]
+
+    def batch(self, indices: Sequence[int] | np.ndarray | Tensor) -> tuple[Tensor, Tensor]:
+        x, y = records_at(self.source, np.asarray(indices))
+        return x, y.float()
 
 
 class GuardedDataset(Dataset):
@@ -58,17 +95,16 @@ class GuardedDataset(Dataset):
         return x, torch.where(known, y, torch.zeros_like(y)).long()
 
 
-def _check_schema(name: str, dataset: Any) -> None:
+def _check_schema(name: str, dataset: Any) -> tuple[Tensor, Tensor]:
     """Sizes, shape and types, from the first record, whose values are not looked at."""
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise DataError(f"{name} is no dataset: it needs a length and records by index")
     if len(dataset) < 1:
         raise DataError(f"{name} is empty")
     x, y = records_at(dataset, np.array([0]))
-    if y.dim() != 1 or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-        raise DataError(f"the labels of {name} must be whole numbers from 0 on, one for each record")
     if x.is_complex() or x.dtype == torch.float64:
         raise DataError(f"the records of {name} must be tensors of float32; convert them with .float()")
+    return x, y
 
 
 def _check_targets(name: str, dataset: Any, classes: int) -> None:

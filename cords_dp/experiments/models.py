@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import io
+import tempfile
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -18,6 +20,7 @@ from cords_dp.models import build_model, make_private_ready, model_names
 from cords_dp.training.modes import try_modes
 
 _IMAGES = ("cifar10", "mnist")
+_READERS, _VECTOR_LENGTH = ("LSTM", "LSTMClassifier"), 50  # models that read words
 _CRITERION = nn.CrossEntropyLoss(reduction="none")
 
 
@@ -28,7 +31,7 @@ def model_table(names: list[str] | None = None) -> pd.DataFrame:
 
 def _row(name: str) -> dict[str, Any]:
     reasons: list[str] = []
-    for dataset, x in _inputs():
+    for dataset, x in _sentences() if name in _READERS else _inputs():
         try:
             with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
                 warnings.simplefilter("ignore")
@@ -41,8 +44,10 @@ def _row(name: str) -> dict[str, Any]:
             reasons.append(_reason(error))
             continue
         if modes:
-            weights = sum(p.numel() for p in model.parameters())
-            changes = "BatchNorm → GroupNorm" if replaced else ""
+            weights = sum(p.numel() for p in model.parameters() if p.requires_grad)
+            changes = (
+                "LSTM → DPLSTM, frozen vectors" if name in _READERS else "BatchNorm → GroupNorm" if replaced else ""
+            )
             return _cells(name, f"{'×'.join(map(str, x.shape[1:]))}", f"{weights:,}", changes, ", ".join(modes), "")
         reasons.insert(0, next(problem for mode, problem in problems.items() if mode != "linear"))
     return _cells(name, "", "", "", "", reasons[0])
@@ -59,8 +64,21 @@ def _inputs() -> Iterator[tuple[str, torch.Tensor]]:
     yield "digits", torch.randn(2, 64, generator=generator)
 
 
+def _sentences() -> Iterator[tuple[str, torch.Tensor]]:
+    """Two made-up words with made-up vectors, in a file as GloVe's are."""
+    generator = torch.Generator().manual_seed(0)
+    with tempfile.TemporaryDirectory() as folder:
+        vectors = torch.randn(2, _VECTOR_LENGTH, generator=generator).tolist()
+        lines = (" ".join(map(str, [word, *vector])) for word, vector in zip("ab", vectors, strict=True))
+        (Path(folder) / f"glove.6B.{_VECTOR_LENGTH}d.txt").write_text("\n".join(lines) + "\n")
+        yield folder, torch.randint(0, 2, (2, 12), generator=generator)
+
+
 def _config(name: str, dataset: str) -> DotMap:
-    return DotMap(model={"architecture": name, "numclasses": 10}, dataset={"name": dataset})
+    model = {"architecture": name, "numclasses": 10}
+    if name in _READERS:  # the settings of CORDS' configs, but for the vectors
+        model |= {"wordvec_dim": _VECTOR_LENGTH, "weight_path": dataset, "hidden_size": 128, "num_layers": 1}
+    return DotMap(model=model, dataset={"name": dataset})
 
 
 def _reason(error: Exception) -> str:
@@ -70,11 +88,11 @@ def _reason(error: Exception) -> str:
 
 _HEADER = """# Models
 
-Every model of CORDS and of ours, tried on made-up images or features: built, made fit for per-example gradients, and
-stepped in each mode of `privacy.grad_sample_mode`, whose clipped sum is compared with one computed example by example.
-The table is printed by `python -m cords_dp.experiments.models > docs/models.md`; tests hold it to the truth. A
-model without a mode is refused when a private run starts, with the reason given here. Register your own with
-`cords_dp.register_model`.
+Every model of CORDS and of ours, tried as a classifier on made-up images, features or words: built, made fit for
+per-example gradients, and stepped in each mode of `privacy.grad_sample_mode`, whose clipped sum is compared with one
+computed example by example. The table is printed by `python -m cords_dp.experiments.models > docs/models.md`; tests
+hold it to the truth. A model without a mode is refused when a private run starts, with the reason given here. Register
+your own with `cords_dp.register_model`.
 """
 
 if __name__ == "__main__":

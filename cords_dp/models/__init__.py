@@ -1,6 +1,6 @@
 """Models that keep CORDS' contract and Opacus'."""
 
-from cords_dp.models.build import build_model, check_input, check_model, model_names, register_model
+from cords_dp.models.build import build_model, check_input, check_model, check_outputs, model_names, register_model
 from cords_dp.models.convolutional import TanhCNN, WideResNet
 from cords_dp.models.private import make_private_ready
 from cords_dp.models.scattering import ScatterCNN, ScatterLinear
@@ -14,6 +14,7 @@ __all__ = [
     "build_model",
     "check_input",
     "check_model",
+    "check_outputs",
     "make_private_ready",
     "model_names",
     "register_model",

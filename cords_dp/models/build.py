@@ -6,15 +6,17 @@ the last layer, and ``get_embedding_dim()``.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from cords_dp.config.values import suggest, whole
-from cords_dp.datasets import DATASETS, dataset_name
+from cords_dp.datasets import DATASETS, dataset_name, glove_file
 from cords_dp.errors import ConfigError, CordsDPError, MechanismError
 
 ModelBuilder = Callable[..., nn.Module]
@@ -57,22 +59,30 @@ def _class_count(section: Mapping[str, Any], of_data: int | None) -> int | None:
     return next(iter(counts.values()), of_data)
 
 
-def build_model(cfg: Mapping[str, Any], *, seed: int, num_classes: int | None = None) -> nn.Module:
-    """Build the model of a config with weights drawn from ``seed``, leaving torch's global RNG alone."""
+def build_model(
+    cfg: Mapping[str, Any], *, seed: int, num_classes: int | None = None, input_shape: Sequence[int] | None = None
+) -> nn.Module:
+    """Build the model of a config with weights drawn from ``seed``, leaving torch's global RNG alone.
+
+    ``num_classes`` and ``input_shape`` are those of data that the config does not name.
+    """
     check_model(cfg, own_data=True)
     section = cfg["model"]
     name, info = section["architecture"], DATASETS.get(dataset_name(cfg))
-    if num_classes is not None:
+    shape = input_shape or (info.shape if info else None)
+    if num_classes is not None and not cfg.get("is_reg"):
         whole("num_cls", num_classes, low=2)
-    classes = _class_count(section, num_classes) or (info.num_classes if info else None)
+    # what a regression predicts is no class, and CORDS' configs call the number of outputs numclasses
+    of_data = None if cfg.get("is_reg") else num_classes
+    classes = _class_count(section, of_data) or num_classes or (info.num_classes if info else None)
     if classes is None:
         raise ConfigError("model.numclasses", None, "say how many classes the data has")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if name in _BUILDERS:
-            args = {"num_classes": classes, "input_shape": info.shape if info else None}
+            args = {"num_classes": classes, "input_shape": shape}
             return _built(name, _BUILDERS[name], args, section.get("args") or {})
-        return _build_cords(name, section, classes, cfg)
+        return _build_cords(name, section, classes, shape)
 
 
 def _built(name: str, builder: ModelBuilder, args: Mapping[str, Any], own: Mapping[str, Any]) -> nn.Module:
@@ -96,11 +106,9 @@ def _built(name: str, builder: ModelBuilder, args: Mapping[str, Any], own: Mappi
 
 def check_input(model: nn.Module, record: torch.Tensor) -> None:
     """Refuse a model that cannot read such records. It is shown zeros: nothing depends on what the record holds."""
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
     training, problem = model.training, ""
     try:
-        with torch.no_grad():
-            model.eval()(torch.zeros_like(record, device=device)[None])
+        _predicted(model, record)
     except Exception as error:  # a layer's complaint about shapes or types, which are public
         problem = str(error).splitlines()[0] if str(error) else type(error).__name__
     finally:
@@ -108,6 +116,22 @@ def check_input(model: nn.Module, record: torch.Tensor) -> None:
     if problem:
         shape = f"records of shape {tuple(record.shape)} and type {str(record.dtype).removeprefix('torch.')}"
         raise ConfigError("model.architecture", type(model).__name__, f"cannot read {shape}: {problem}")
+
+
+def check_outputs(model: nn.Module, record: torch.Tensor, wanted: int) -> None:
+    """Refuse a regression whose model does not predict as many numbers as a record's target has."""
+    training = model.training
+    predicted = _predicted(model, record).numel()
+    model.train(training)
+    if predicted != wanted:
+        raise ConfigError("model.numclasses", predicted, f"a record's target has {wanted} numbers to predict")
+
+
+def _predicted(model: nn.Module, record: torch.Tensor) -> torch.Tensor:
+    """What the model, in evaluation mode, makes of zeros."""
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    with torch.no_grad():
+        return model.eval()(torch.zeros_like(record, device=device)[None])
 
 
 # --- CORDS' own models ---------------------------------------------------------------------------
@@ -122,12 +146,13 @@ def _cords_names() -> set[str]:
     return names - {"Inception"} | set(_RENAMED)
 
 
-def _build_cords(name: str, section: Mapping[str, Any], classes: int, cfg: Mapping[str, Any]) -> nn.Module:
+def _build_cords(name: str, section: Mapping[str, Any], classes: int, shape: Sequence[int] | None) -> nn.Module:
     from cords_dp.toolkit import cords_models
 
     builder = getattr(cords_models, _RENAMED.get(name, name))
-    info = DATASETS.get(dataset_name(cfg))
-    input_dim = section.get("input_dim") or (info.shape[0] if info and len(info.shape) == 1 else None)
+    input_dim = section.get("input_dim") or (shape[0] if shape and len(shape) == 1 else None)
+    if builder is getattr(cords_models, "LSTMClassifier", None):
+        glove_file(section.get("weight_path"), section.get("wordvec_dim"), "model.weight_path")
     # CORDS' constructors name the same things differently.
     known = {
         "num_classes": classes,
@@ -142,7 +167,7 @@ def _build_cords(name: str, section: Mapping[str, Any], classes: int, cfg: Mappi
         "l2": section.get("l2") or 84,
         "vgg_name": "VGG16",
         "wordvec_dim": section.get("wordvec_dim"),
-        "weight_path": section.get("weight_path"),
+        "weight_path": f"{Path(section.get('weight_path') or '.').expanduser()}/",  # CORDS appends the file's name
         "num_layers": section.get("num_layers"),
         "hidden_size": section.get("hidden_size"),
     }
@@ -157,4 +182,34 @@ def _build_cords(name: str, section: Mapping[str, Any], classes: int, cfg: Mappi
     ]
     if missing:
         raise ConfigError(f"model.{missing[0]}", None, f"{name} needs it (or give it in model.args)")
-    return _built(name, builder, args, own)
+    model = _built(name, builder, args, own)
+    if shape and len(shape) == 3:
+        _fit_images(model, shape)
+    return model
+
+
+def _fit_images(model: nn.Module, shape: Sequence[int]) -> None:
+    """What CORDS' train loop does to ImageNet's stem for small images; and a last layer as wide as its input.
+
+    The ResNets of CORDS' wheel are made for images of 32×32: those of 64×64 leave four times as many features.
+    """
+    stem = getattr(model, "conv1", None)
+    if hasattr(model, "maxpool") and isinstance(stem, nn.Conv2d) and shape[1] <= 64:
+        model.conv1 = nn.Conv2d(shape[0], stem.out_channels, 3, padding=1, bias=False)
+        model.maxpool = nn.Identity()
+    last = getattr(model, "linear", None)
+    if isinstance(last, nn.Linear) and shape[1] > 32:
+        width = _width_at(model, last, shape)
+        if width is not None and width != last.in_features:
+            model.linear = nn.Linear(width, last.out_features)
+
+
+def _width_at(model: nn.Module, layer: nn.Module, shape: Sequence[int]) -> int | None:
+    """How many numbers reach a layer, tried on zeros."""
+    seen: list[int] = []
+    handle = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[-1]))
+    with contextlib.suppress(RuntimeError), torch.no_grad():
+        model.eval()(torch.zeros(1, *shape))
+    handle.remove()
+    model.train()
+    return seen[0] if seen else None

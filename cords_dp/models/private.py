@@ -8,6 +8,7 @@ from opacus.validators import ModuleValidator
 from torch import nn
 
 from cords_dp.errors import UnsupportedModelError
+from cords_dp.models.text import freeze_vectors, keep_names
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -17,9 +18,10 @@ def make_private_ready(model: nn.Module) -> tuple[nn.Module, list[str]]:
 
     BatchNorm computes statistics over the batch, so one record's activations would depend on the
     others'. It becomes GroupNorm, which looks at one record at a time. The learning behaviour changes,
-    so the user is told. In-place activations are made ordinary ones, which backward hooks need.
+    so the user is told. LSTMs become Opacus' own, and in-place activations ordinary ones, which backward hooks need.
     """
-    replaced = []
+    replaced = freeze_vectors(model)
+    recurrent = sum(isinstance(m, nn.LSTM) for m in model.modules())
     batch_norms = sum(isinstance(m, _BATCH_NORMS) for m in model.modules())
     fixed = model
     if ModuleValidator.validate(model, strict=False):
@@ -28,6 +30,9 @@ def make_private_ready(model: nn.Module) -> tuple[nn.Module, list[str]]:
             fixed = ModuleValidator.fix(model)
     if batch_norms:
         replaced.append(f"{batch_norms} BatchNorm layers by GroupNorm (BatchNorm mixes the records of a batch)")
+    if recurrent:
+        keep_names(fixed)
+        replaced.append(f"{recurrent} LSTM by Opacus' DPLSTM (the same net, with per-example gradients)")
     for module in fixed.modules():
         if getattr(module, "inplace", False):
             module.inplace = False  # type: ignore[assignment]

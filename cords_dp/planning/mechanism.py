@@ -89,6 +89,11 @@ class Mechanism(ABC):
         return True
 
     @classmethod
+    def as_default(cls, keys: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What it takes of ``dss_args`` where no mechanism is named: the config may be one of another strategy."""
+        return keys
+
+    @classmethod
     def variants(cls) -> Sequence[tuple[str, dict[str, Any], dict[str, Any]]]:
         """Its lines in the table of alternatives: label, changes of its own keys, changes of ``privacy``."""
         return ((f"joint, {cls.name}", {}, {"composition": "joint", "selection_composition": None}),)
@@ -213,7 +218,8 @@ def read_mechanism(
         chosen = _MECHANISMS[name]
     else:
         raise ConfigError("dss_args.mechanism", name, f"unknown; known are {', '.join(map(repr, _MECHANISMS))}")
-    given = {key: section[key] for key in chosen.own_keys() if section.get(key) is not None}
+    keys = chosen.as_default(section) if name is None else section
+    given = {key: keys[key] for key in chosen.own_keys() if keys.get(key) is not None}
     mechanism = chosen(**given)
     mechanism.check(privacy, subset)
     return mechanism

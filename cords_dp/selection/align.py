@@ -80,6 +80,11 @@ class Align(Mechanism):
     def suits(cls, keys: Mapping[str, Any]) -> bool:
         return wants_no_other_score(keys)
 
+    @classmethod
+    def as_default(cls, keys: Mapping[str, Any]) -> Mapping[str, Any]:
+        """CRAIG's and GradMatch's ways of grouping records (PerBatch, PerClass, …) say nothing about `align`."""
+        return {key: value for key, value in keys.items() if key != "selection_type"}
+
     @property
     def reads_validation(self) -> bool:
         return True

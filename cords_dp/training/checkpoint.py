@@ -19,9 +19,10 @@ from cords_dp.errors import AccountingError, CordsDPError
 from cords_dp.files import remove_stale, write_durably
 from cords_dp.planning import PrivacyPlan
 from cords_dp.training.averaging import WeightAverage
-from cords_dp.training.evaluation import LABELS, History
+from cords_dp.training.evaluation import History
+from cords_dp.training.losses import RecordMSELoss
 
-_SAFE_CLASSES: list[Any] = [nn.CrossEntropyLoss, nn.MSELoss, set]
+_SAFE_CLASSES: list[Any] = [nn.CrossEntropyLoss, nn.MSELoss, RecordMSELoss, set]
 
 
 @dataclass
@@ -43,7 +44,7 @@ class Progress:
             "state_dict": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "loss": loss,
-            "metrics": {name: self.history.column(name) for name in LABELS if self.history.column(name)},
+            "metrics": self.history.columns(),
             "rows": self.history.rows,
             "scheduler": self.scheduler.state_dict() if self.scheduler is not None else None,
         }

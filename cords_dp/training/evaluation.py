@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,6 +62,13 @@ class History:
     def last(self, name: str, default: Any = None) -> Any:
         column = self.column(name)
         return column[-1] if column else default
+
+    def columns(self) -> dict[str, list[Any]]:
+        """What was measured, by CORDS' names; with the test accuracy goes the best so far, as in its checkpoints."""
+        measured = {name: self.column(name) for name in LABELS if self.column(name)}
+        if "tst_acc" in measured:
+            measured["best_acc"] = list(itertools.accumulate(measured["tst_acc"], max))
+        return measured
 
     def line(self, print_args: list[str], *, best: bool) -> str:
         """CORDS' log line for the newest row."""

@@ -82,7 +82,8 @@ class _Reference:
 
     def __init__(self, model: nn.Module, x: Tensor, y: Tensor, criterion: LossPerExample):
         self.exact = _gradients(model, x, y, criterion, torch.float64)
-        self.rough = _gradients(model, x, y, criterion, x.dtype).double()  # very deep nets lose digits
+        own = next(p.dtype for p in model.parameters() if p.requires_grad)
+        self.rough = _gradients(model, x, y, criterion, own).double()  # very deep nets lose digits
         self.sizes = [p.numel() for p in model.parameters() if p.requires_grad]
         norms = self.exact.norm(dim=1)
         if not bool((norms > 0).any()):
@@ -108,15 +109,19 @@ def _gradients(model: nn.Module, x: Tensor, y: Tensor, criterion: LossPerExample
     parameters = [p for p in exact.parameters() if p.requires_grad]
     rows = []
     for i in range(len(y)):
-        outputs = exact(x[i : i + 1].to(dtype))
-        if not isinstance(outputs, Tensor) or outputs.dim() != 2:
+        outputs = exact(_in_precision(x[i : i + 1], dtype))
+        if not isinstance(outputs, Tensor) or (outputs.dim() != 2 and not y.is_floating_point()):
             raise UnsupportedModelError(f"{type(model).__name__} does not give one logit for each class")
-        losses = criterion(outputs, y[i : i + 1])
+        losses = criterion(outputs, _in_precision(y[i : i + 1], dtype))
         gradients = torch.autograd.grad(losses.sum(), parameters, allow_unused=True)
         if any(g is None for g in gradients):
             raise UnsupportedModelError(f"{type(model).__name__} has weights that take no part in its output")
         rows.append(torch.cat([g.reshape(-1) for g in gradients]))
     return torch.stack(rows)
+
+
+def _in_precision(values: Tensor, dtype: torch.dtype) -> Tensor:
+    return values.to(dtype) if values.is_floating_point() else values  # words and classes are whole numbers
 
 
 def _clipped(rows: Tensor, clip: float) -> Tensor:
@@ -139,7 +144,7 @@ def _try_mode(
     reference.check(trial.sum(x, y), everyone, low)
     trial = _Trial(mode, probe, criterion, 1.0)
     reference.check(trial.sum(x, y), everyone, 1.0)
-    many_x, many_y = x.repeat(_REPEATS, *[1] * (x.dim() - 1)), y.repeat(_REPEATS)
+    many_x, many_y = (part.repeat(_REPEATS, *[1] * (part.dim() - 1)) for part in (x, y))
     start = time.perf_counter()
     got = trial.sum(many_x, many_y)
     taken = time.perf_counter() - start

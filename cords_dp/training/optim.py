@@ -43,7 +43,7 @@ def check_optimizer(cfg: Mapping[str, Any]) -> None:
     given = [lr for lr in _LAYER_RATES if section.get(lr) is not None]
     if given and len(given) < len(_LAYER_RATES):
         raise ConfigError(f"optimizer.{given[0]}", section[given[0]], "give lr1, lr2 and lr3, or none of them")
-    kind = schedule.get("type")
+    kind = _schedule_kind(schedule)
     if kind not in SCHEDULERS:
         known = ", ".join(str(s) for s in SCHEDULERS)
         raise ConfigError("scheduler.type", kind, f"must be one of {known} (a plateau rule would read private metrics)")
@@ -52,6 +52,11 @@ def check_optimizer(cfg: Mapping[str, Any]) -> None:
     sizes = [schedule[key] for key in ("stepsize", "step_size") if schedule.get(key) is not None]
     if len(set(sizes)) > 1:
         raise ConfigError("scheduler.step_size", schedule["step_size"], "contradicts scheduler.stepsize; give one")
+
+
+def _schedule_kind(schedule: Mapping[str, Any]) -> Any:
+    kind = schedule.get("type")
+    return None if kind in ("none", "None") else kind  # CORDS' regression configs write it so
 
 
 def planned_learning_rate(cfg: Mapping[str, Any], plan: PrivacyPlan, model: nn.Module) -> float:
@@ -132,7 +137,7 @@ def build_scheduler(
 ) -> tuple[schedulers.LRScheduler | None, bool]:
     """The scheduler and whether it advances at every step instead of every epoch."""
     section = cfg.get("scheduler") or {}
-    kind = section.get("type")
+    kind = _schedule_kind(section)
     if kind is None:
         return None, False
     if kind == "cosine_annealing":

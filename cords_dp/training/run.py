@@ -11,7 +11,7 @@ import torch
 
 import cords_dp.dataloaders.builtin  # noqa: F401 - registers the strategies that come with us
 from cords_dp.config import PrivacySettings, SubsetSettings, frozen_copy, given_copy
-from cords_dp.config.keys import check_values
+from cords_dp.config.keys import DEAD_SECTIONS, KEYS, TOP_LEVEL, check_values
 from cords_dp.config.settings import (
     AUTO,
     CORDS_STRATEGY_KEYS,
@@ -23,7 +23,7 @@ from cords_dp.config.settings import (
     read_training,
 )
 from cords_dp.config.values import folder, list_of, one_of
-from cords_dp.datasets import check_dataset, holds_images, known_sizes
+from cords_dp.datasets import check_dataset, dataset_name, has_classes, holds_images, known_sizes
 from cords_dp.distributed import current_world, local_rank
 from cords_dp.errors import AccountingError, ConfigError
 from cords_dp.models import check_model
@@ -42,6 +42,7 @@ class Run:
 
     privacy is None for a strategy that is not private, mechanism for one that does not select. batch_size and
     learning_rate are None where the plan chooses. unused: keys of CORDS' strategies that this run does not use.
+    notes: what else of the config is not used, in words.
     """
 
     config: Mapping[str, Any]
@@ -55,7 +56,12 @@ class Run:
     device: str
     seed: int | None
     unused: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     planned_learning_rate: bool = False
+
+    @property
+    def regression(self) -> bool:
+        return bool(self.config["is_reg"])
 
     def section(self, name: str) -> Mapping[str, Any]:
         return self.config.get(name) or {}
@@ -104,6 +110,7 @@ def resolve(cfg: Mapping[str, Any], *, own_data: bool = False, own_model: bool =
     """
     config = given_copy(cfg)
     check_sections(config)
+    config, notes = _without_dead_sections(config)
     check_values(config)
     strategy = get_strategy((config.get("dss_args") or {}).get("type"))
     if strategy.private:
@@ -116,7 +123,10 @@ def resolve(cfg: Mapping[str, Any], *, own_data: bool = False, own_model: bool =
     for key, value in (("dataloader.batch_size", batch_size), ("optimizer.lr", learning_rate)):
         if value is None and not strategy.private:
             raise ConfigError(key, AUTO, "follows the privacy plan, which only private strategies have; give a number")
-    _check_loss(config, strategy)
+    regression = _check_loss(config, strategy, own_data=own_data)
+    if config.get("is_reg") is not None and config["is_reg"] != regression:
+        kind = "a regression" if regression else "a classifier"
+        notes.append(f"is_reg = {config['is_reg']} is not used: loss.type = {config['loss']['type']!r} trains {kind}.")
     if not own_data:
         check_dataset(config, private=strategy.private)
     privacy = read_privacy(config) if strategy.private else None
@@ -127,7 +137,7 @@ def resolve(cfg: Mapping[str, Any], *, own_data: bool = False, own_model: bool =
     if privacy and strategy.selects:
         mechanism = read_mechanism(config["dss_args"], privacy, subset, default=strategy.mechanism)
     run = Run(
-        config=_with_defaults(config, strategy, subset),
+        config=_with_defaults({**config, "is_reg": regression}, strategy, subset),
         strategy=strategy,
         privacy=privacy,
         subset=subset,
@@ -138,6 +148,7 @@ def resolve(cfg: Mapping[str, Any], *, own_data: bool = False, own_model: bool =
         device=_device(config["train_args"].get("device")),
         seed=config["train_args"].get("seed"),
         unused=_unused_keys(config, strategy, mechanism) if strategy.private else (),
+        notes=tuple(notes),
     )
     _check_publishing(run)
     if plan:
@@ -154,12 +165,29 @@ def _check_metrics(section: Mapping[str, Any]) -> None:
             list_of(f"train_args.{key}", section[key], partial(one_of, choices=LABELS), empty=True)
 
 
-def _check_loss(config: Mapping[str, Any], strategy: Strategy) -> None:
+def _without_dead_sections(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
+    """The config less the sections that CORDS does not read either, and a note on each that holds something."""
+    kept = {key: value for key, value in config.items() if key in KEYS or key in TOP_LEVEL}
+    dead = [key for key in config if key in DEAD_SECTIONS and config[key]]
+    return kept, [f"CORDS reads no section {key!r}: set what is in it in {DEAD_SECTIONS[key]!r}." for key in dead]
+
+
+def _check_loss(config: Mapping[str, Any], strategy: Strategy, *, own_data: bool) -> bool:
+    """Is this a regression? The loss decides."""
     loss = config["loss"].get("type")
     if loss not in ("CrossEntropyLoss", "MeanSquaredLoss"):
         raise ConfigError("loss.type", loss, "must be CrossEntropyLoss or MeanSquaredLoss")
-    if strategy.private and (config.get("is_reg") or loss != "CrossEntropyLoss"):
-        raise ConfigError("loss.type", loss, "private strategies train classifiers: CrossEntropyLoss")
+    if loss == "CrossEntropyLoss":
+        return False
+    if strategy.private and not own_data and has_classes(config):
+        raise ConfigError("loss.type", loss, f"the labels of {dataset_name(config)} are classes: CrossEntropyLoss")
+    if strategy.private and strategy.selects:
+        raise ConfigError(
+            "dss_args.type",
+            strategy.name,
+            "none of its mechanisms is proved for a regression, which has no classes; use RandomDP or FullDP",
+        )
+    return True
 
 
 def _unused_keys(config: Mapping[str, Any], strategy: Strategy, mechanism: Mechanism | None) -> tuple[str, ...]:
@@ -167,6 +195,7 @@ def _unused_keys(config: Mapping[str, Any], strategy: Strategy, mechanism: Mecha
     used = mechanism.own_keys() if mechanism else frozenset()
     dss_args, privacy = config["dss_args"], config["privacy"]
     extra = [key for key, value in dss_args.items() if key not in {*used, *_OWN_KEYS} and value is not None]
+    extra += [key for key in sorted(used) if dss_args.get(key) is not None and dss_args[key] != getattr(mechanism, key)]
     wanted = mechanism.privacy_keys if mechanism else frozenset()
     foreign = [key for key in privacy if key in SELECTION_PRIVACY_KEYS - wanted and privacy[key] is not None]
     if mechanism is not None:

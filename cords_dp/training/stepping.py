@@ -64,10 +64,15 @@ def _gradient_mode(
 
 def _made_up_batch(run: Run, data: Splits) -> tuple[Tensor, Tensor]:
     """Random numbers in the shape of a record: choosing a mode must not read records."""
-    shape = data.train[0][0].shape
+    record, target = data.train[0]
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(4, *shape, generator=generator).to(run.device)
-    return x, torch.arange(4, device=run.device) % data.num_classes
+    if record.is_floating_point():
+        x = torch.randn(4, *record.shape, generator=generator)
+    else:  # the first two words: every vocabulary has them
+        x = torch.randint(0, 2, (4, *record.shape), generator=generator)
+    if run.regression:
+        return x.to(run.device), torch.randn(4, *target.shape, generator=generator).to(run.device)
+    return x.to(run.device), torch.arange(4, device=run.device) % data.num_classes
 
 
 def _views(run: Run, plan: PrivacyPlan, data: Splits, model: nn.Module, streams: Streams) -> Views | None:

@@ -13,8 +13,9 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from tqdm import tqdm
 
 from cords_dp import toolkit
 from cords_dp.accounting import Account, Ledger, Reservation
-from cords_dp.config import config_digest, thawed_copy
+from cords_dp.config import config_digest, load_config, thawed_copy
 from cords_dp.datasets import (
     DATASETS,
     Splits,
@@ -37,14 +38,17 @@ from cords_dp.datasets import (
     checked_splits,
     data_binding,
     dataset_name,
+    is_text,
     known_sizes,
+    padded_splits,
+    public_length,
     sequential_batches,
     with_features,
 )
 from cords_dp.distributed import current_world
 from cords_dp.errors import BudgetExceededError, ConfigError, MechanismError
 from cords_dp.mechanisms.noise import noise_source
-from cords_dp.models import build_model, check_input, make_private_ready
+from cords_dp.models import build_model, check_input, check_outputs, make_private_ready
 from cords_dp.planning import Cost, PrivacyPlan
 from cords_dp.seeding import Streams, seed_global_generators
 from cords_dp.training.averaging import WeightAverage
@@ -68,11 +72,13 @@ from cords_dp.training.logs import (
     own_logger,
     quiet_libraries,
 )
+from cords_dp.training.losses import RecordMSELoss
 from cords_dp.training.optim import build_optimizer, build_scheduler, planned_learning_rate
 from cords_dp.training.run import Run, resolve
 from cords_dp.training.source import build_source
 from cords_dp.training.stepping import build_engine
 from cords_dp.training.steps import ChargedSteps
+from cords_dp.training.weights_and_biases import wandb_logger
 
 _EVALUATION_BATCH = 1024
 _DATA_ARGUMENTS = ("trainset", "validset", "testset", "num_cls")
@@ -80,6 +86,8 @@ _DATA_ARGUMENTS = ("trainset", "validset", "testset", "num_cls")
 
 class TrainClassifier(toolkit.TrainClassifier):
     """CORDS' TrainClassifier with private strategies. ``TrainClassifier(cfg).train()`` trains and logs.
+
+    The config is a DotMap, a dict or the path of a file. What is set on ``cfg`` until `train` is called counts.
 
     After `train`: ``model`` is the released model, ``plan`` and ``ledger`` say what it cost, ``history`` what was
     measured. Each call of `train` is a run of its own.
@@ -90,8 +98,11 @@ class TrainClassifier(toolkit.TrainClassifier):
     progress: Progress
     _total_steps: int
 
-    def __init__(self, config_file_data: DotMap):
-        self.cfg = config_file_data if isinstance(config_file_data, DotMap) else DotMap(config_file_data)
+    def __init__(self, config_file_data: DotMap | Mapping[str, Any] | str | PathLike[str]):
+        given = config_file_data
+        if isinstance(given, (str, PathLike)):  # CORDS' older notebooks hand over the path of a config file
+            given = load_config(Path(given))
+        self.cfg = given if isinstance(given, DotMap) else DotMap(given)
         self.run = resolve(self.cfg, own_data=True, plan=False)  # mistakes show now; what counts is read by train()
         self.world = current_world()
         self.logger = console_logger()
@@ -112,9 +123,10 @@ class TrainClassifier(toolkit.TrainClassifier):
 
     # -- CORDS' building blocks -------------------------------------------------------------------
 
-    def create_model(self, num_classes: int | None = None) -> nn.Module:
+    def create_model(self, num_classes: int | None = None, input_shape: Sequence[int] | None = None) -> nn.Module:
         """The configured model, made fit for per-example gradients where the strategy is private."""
-        model = build_model(self.run.config, seed=Streams(self.run.seed).public_seed, num_classes=num_classes)
+        seed = Streams(self.run.seed).public_seed
+        model = build_model(self.run.config, seed=seed, num_classes=num_classes, input_shape=input_shape)
         if self.run.strategy.private:
             model, replaced = make_private_ready(model)
             self._remarks += [f"{self.run.config['model']['architecture']}: replaced {what}." for what in replaced]
@@ -122,8 +134,9 @@ class TrainClassifier(toolkit.TrainClassifier):
 
     def loss_function(self) -> tuple[nn.Module, nn.Module]:
         """The mean loss and the losses of single records."""
-        kind = nn.CrossEntropyLoss if self.run.config["loss"]["type"] == "CrossEntropyLoss" else nn.MSELoss
-        return kind(), kind(reduction="none")
+        if self.run.regression:
+            return nn.MSELoss(), RecordMSELoss()
+        return nn.CrossEntropyLoss(), nn.CrossEntropyLoss(reduction="none")
 
     def optimizer_with_scheduler(self, model: nn.Module) -> tuple[Optimizer, Any]:
         optimizer = build_optimizer(self.run.config, model)
@@ -149,32 +162,44 @@ class TrainClassifier(toolkit.TrainClassifier):
                 self.ledger.close()
                 if self._reservation is not None:
                     self._reservation.settle(self.ledger.entries)
-        accuracy = self.history.column("tst_acc")
-        best = list(np.maximum.accumulate(accuracy)) if accuracy else []
-        seconds = np.array(self.history.column("time"))
-        return self.history.column("trn_acc"), self.history.column("val_acc"), accuracy, best, seconds
+        measured = self.history.columns()
+        trained, validated, tested, best = (measured.get(f"{n}_acc", []) for n in ("trn", "val", "tst", "best"))
+        return trained, validated, tested, best, np.array(self.history.column("time"))
 
     def _begin(self, data: Splits | None) -> Splits:
         """Resolve the config, plan and build the model; only then open the log and read the data."""
         run = self.run = resolve(self.cfg, own_data=data is not None)
-        if data is not None and not run.config["is_reg"]:
-            data = checked_splits(data, private=run.strategy.private)
+        self._wandb = wandb_logger(run.config["train_args"], main=self.world.main)
         sizes = known_sizes(run.config) if data is None else None
         if sizes is None:  # public, but they have to be counted
-            data = data or build_dataset(run.config, Streams(run.seed).numpy("data"))
+            data = self._readable(data or build_dataset(run.config, Streams(run.seed).numpy("data")), own=bool(data))
             sizes = len(data.train), len(data.validation)  # type: ignore[arg-type]
         self.plan = run.plan(*sizes)
         if self.plan is None and self.world.size > 1:
             raise ConfigError("dss_args.type", run.strategy.name, "only private strategies train in several processes")
-        self.model = self.create_model(data.num_classes if data else None)
+        known = data.train[0][0] if data else torch.zeros(DATASETS[dataset_name(run.config)].shape)
+        self.model = self.create_model(data.num_classes if data else None, known.shape)
         if run.strategy.private:
-            known = data.train[0][0] if data else torch.zeros(DATASETS[dataset_name(run.config)].shape)
             check_input(self.model, known)
+        if run.strategy.private and run.regression and data is not None:
+            check_outputs(self.model, known, data.num_classes)
         self.run = run.with_plan(self.plan, self._learning_rate(self.model))
         self._open_log()
         self._saved = checkpoint_path(run.config, self.logger) if self.world.main else None
         self._reserve()
         return data or build_dataset(run.config, Streams(run.seed).numpy("data"))
+
+    def _readable(self, data: Splits, *, own: bool) -> Splits:
+        """The sets as a run reads them: a private run's records by themselves, what a user hands over checked."""
+        run = self.run
+        if run.strategy.private:
+            data = padded_splits(data, run.config)
+            if is_text(run.config):
+                length = public_length(run.config)
+                self._remarks.append(f"Every record is cut or filled up to {length} words (dataset.max_length).")
+        if run.regression and not run.strategy.private:
+            return data  # CORDS' own sets and losses
+        return checked_splits(data, private=run.strategy.private, regression=run.regression) if own else data
 
     @property
     def _resumes(self) -> bool:
@@ -208,7 +233,7 @@ class TrainClassifier(toolkit.TrainClassifier):
         finally:
             self.cfg = cfg
         self.logger = own_logger(self.logger)
-        for remark in self._remarks:
+        for remark in (*self.run.notes, *self._remarks):
             self.logger.warning(remark)
         if self.run.device != str(self.run.config["train_args"].get("device") or "cpu"):
             self.logger.warning("No CUDA on this machine: training on the CPU instead.")
@@ -347,7 +372,7 @@ class TrainClassifier(toolkit.TrainClassifier):
 
     def _evaluate_epoch(self, epoch: int, criterion: nn.Module, subset_metrics: dict[str, float]) -> None:
         assert self.data is not None
-        data, model, is_reg = self.data, self._released(), bool(self.run.config["is_reg"])
+        data, model, is_reg = self.data, self._released(), self.run.regression
         row: dict[str, Any] = {"epoch": epoch, "time": self.shown_seconds(self.train_seconds + self.selection_seconds)}
         for prefix, dataset in (("trn", data.train), ("val", data.validation), ("tst", data.test)):
             if f"{prefix}_loss" in self._print_args or f"{prefix}_acc" in self._print_args:
@@ -361,6 +386,7 @@ class TrainClassifier(toolkit.TrainClassifier):
             row.update({f"epsilon_{phase.replace(' ', '_')}": bound.epsilon for phase, bound in cost.phases.items()})
         self.history.rows.append(row)
         self.logger.info(self.history.line(self._print_args, best=toolkit.IS_CHECKOUT))
+        self._wandb.log(row)
         if self.run.config.get("report_tune"):
             from ray import tune
 
@@ -368,7 +394,7 @@ class TrainClassifier(toolkit.TrainClassifier):
 
     def _evaluation_batches(self, dataset: Dataset) -> Iterable[tuple[Tensor, Tensor]]:
         collate = self.run.config["dataloader"].get("collate_fn") or None
-        if collate is None:
+        if collate is None or self.run.strategy.private:  # private records are collated one by one
             return sequential_batches(dataset, _EVALUATION_BATCH)
         return DataLoader(dataset, batch_size=_EVALUATION_BATCH, collate_fn=collate)
 

@@ -99,7 +99,7 @@ BAD = [
     ({"dss_args": {"greedy": "Lazy"}}, "dss_args.greedy"),
     ({"dss_args": {"compute_fraction": 0.5}}, "dss_args.compute_fraction"),
     ({"dss_args": {"mechanism": "exponential", "selection_type": "PerClass"}}, "dss_args.selection_type"),
-    ({"dss_args": {"selection_type": "PerBatch"}}, "dss_args.selection_type"),
+    ({"dss_args": {"mechanism": "threshold", "selection_type": "PerBatch"}}, "dss_args.selection_type"),
     ({"dataloader": {"batch_size": 400}}, "dataloader.batch_size"),
     ({"dataloader": {"batch_size": 0}}, "dataloader.batch_size"),
     ({"dataset": {"name": "imagenet"}}, "dataset.name"),

@@ -29,6 +29,11 @@ def _mutant(name: str, bug: str, file: str, *patches_and_tests: tuple[str, str] 
 
 
 ENGINE, MODES = "training/test_engine.py::", "training/test_modes.py::"
+PADDING, LOSSES, WANDB = (
+    "datasets/test_padding.py::",
+    "training/test_losses.py::",
+    "training/test_weights_and_biases.py::",
+)
 TRAINER, SEEDING = "training/test_trainer.py::", "test_seeding.py::"
 KILLERS, REPLAY = "mutants/test_killers.py::", "replay/test_replay.py::"
 PLAN, LEDGER, JOURNAL = "planning/test_plan.py::", "accounting/test_ledger.py::", "accounting/test_journal.py::"
@@ -203,8 +208,26 @@ _CLIPPING = [
     ),
     _mutant(
         "batch-norm-let-through", "BatchNorm, which mixes records, is not replaced", "models/private.py",
-        ("    replaced = []\n", "    return model, []\n    replaced = []\n"),
+        ("    replaced = freeze_vectors(model)\n", "    return model, []\n    replaced = freeze_vectors(model)\n"),
         KILLERS + "test_batch_norm_does_not_stay",
+    ),
+    _mutant(
+        "padded-with-others", "a collate function sees the whole batch", "datasets/padding.py",
+        ("        return one_by_one(self, np.asarray(indices))\n",
+         "        if self.collate is not None:\n"
+         "            return self.collate([self.source[int(i)] for i in indices])\n"
+         "        return one_by_one(self, np.asarray(indices))\n"),
+        PADDING + "test_a_row_is_a_function_of_its_record",
+    ),
+    _mutant(
+        "errors-of-everyone", "every target is compared with every output", "training/losses.py",
+        ("super().forward(outputs.reshape(targets.shape), targets)", "super().forward(outputs, targets)"),
+        LOSSES + "test_a_record_s_error_has_nothing_to_do_with_others",
+    ),
+    _mutant(
+        "exact-loss-sent", "an exact metric of private records goes to Weights & Biases", "training/trainer.py",
+        ("        self._wandb.log(row)\n", "        self._wandb.log({**row, \"trn_loss\": 0.0})\n"),
+        WANDB + "test_it_is_sent_what_the_table_of_metrics_holds",
     ),
     _mutant(
         "buffers-let-through", "running statistics of records leave with the model", "models/private.py",

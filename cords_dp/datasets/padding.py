@@ -1,0 +1,86 @@
+"""Records of different lengths, brought to one public length, each by itself.
+
+CORDS pads a batch to its longest record, so a record's logits depend on who else is in the batch. Here every record is
+cut or filled up to the same length, which the config says and no data decides. A collate function of the user's is
+given one record at a time, so whatever it does, it cannot carry anything from one record to another.
+
+Formal guarantee: row i of a batch is a function of record i, of the public length and of nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from cords_dp.datasets.arrays import Splits
+from cords_dp.datasets.batches import one_by_one
+from cords_dp.datasets.text import TEXT_SETS
+from cords_dp.errors import DataError
+
+_FILLER = 0  # as in CORDS: the first word of GloVe's vocabulary
+_DEFAULT_LENGTH = 64
+
+Collate = Callable[[list[Any]], Any]
+
+
+def padded_splits(data: Splits, config: Mapping[str, Any]) -> Splits:
+    """The same sets with records of one length, where they are text or the config names a collate function."""
+    collate = config["dataloader"].get("collate_fn") or None
+    if not (is_text(config) or collate):
+        return data
+    length = public_length(config) if is_text(config) else None
+    train, validation, test = (PaddedDataset(part, length, collate) for part in data[:3])
+    return Splits(train, validation, test, data.num_classes)
+
+
+def is_text(config: Mapping[str, Any]) -> bool:
+    return config["dataset"].get("type") == "text" or config["dataset"].get("name") in TEXT_SETS
+
+
+def public_length(config: Mapping[str, Any]) -> int:
+    section = config["dataset"]
+    usual = TEXT_SETS[section["name"]].max_length if section.get("name") in TEXT_SETS else _DEFAULT_LENGTH
+    return section.get("max_length") or usual
+
+
+class PaddedDataset(Dataset):
+    """Records of one length: words stand at the end, so that a recurrent net ends on the last of them.
+
+    length: None leaves records as long as they are.
+    """
+
+    def __init__(self, source: Dataset, length: int | None, collate: Collate | None = None):
+        self.source, self.length, self.collate = source, length, collate
+
+    def __len__(self) -> int:
+        return len(self.source)  # type: ignore[arg-type]
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        problem = ""
+        try:
+            x, y = self._alone(index)
+            return (x if self.length is None else _filled(x, self.length)), y
+        except Exception:  # what it says might tell what is in the record
+            problem = "the dataset or its collate_fn cannot make a record: a row of whole numbers and its label"
+        raise DataError(problem)
+
+    def batch(self, indices: Sequence[int] | np.ndarray | Tensor) -> tuple[Tensor, Tensor]:
+        return one_by_one(self, np.asarray(indices))
+
+    def _alone(self, index: int) -> tuple[Tensor, Tensor]:
+        record = self.source[index]
+        if self.collate is None:
+            return torch.as_tensor(record[0]), torch.as_tensor(record[1])
+        x, y = self.collate([record])
+        (x,), (y,) = x, y  # a batch of one
+        return x, y
+
+
+def _filled(words: Tensor, length: int) -> Tensor:
+    kept = words[:length]
+    return torch.cat([kept.new_full((length - len(kept),), _FILLER), kept])
