@@ -214,12 +214,12 @@ PUBLIC = {
     "training/augment.py": {"torch.randint("},  # views, from the generator that is passed in
     "models/build.py": {"torch.manual_seed("},  # initial weights, from the public seed
     "models/scattering.py": {"torch.Generator(", "torch.randn("},  # random images that fix the features
-    "experiments/models.py": {"torch.Generator(", "torch.randn("},  # made-up inputs for a table of models
+    "experiments/models.py": {"torch.Generator(", "torch.randn(", "torch.randint("},  # made-up inputs for a table
     "seeding.py": {  # the public streams, the views' generator and the global ones
         "np.random.PCG64DXSM", "torch.Generator(", "torch.manual_seed(", "np.random.seed", "random.seed(",
     },
     "selection/last_layer.py": {"torch.Generator(", "torch.randn("},  # a public projection, the same for everyone
-    "training/stepping.py": {"torch.Generator(", "torch.randn("},  # made-up inputs for the choice of a mode
+    "training/stepping.py": {"torch.Generator(", "torch.randn(", "torch.randint("},  # made-up inputs: choice of a mode
 }  # fmt: skip
 
 

@@ -363,7 +363,7 @@ _SELECTION = [
     ),
     _mutant(
         "greedy-steps-on-v-charged-once", "RGreedy reads V r times and pays once", "selection/exponential.py",
-        ("gaussian(noise.on_validation, self.freezes(sizes.k))", "gaussian(noise.on_validation)"),
+        ("noise, privacy, self.freezes(sizes.k))", "noise, privacy)"),
         GLISTER + "test_validation_noise_is_drawn_as_often_as_it_is_charged",
     ),
     _mutant(
