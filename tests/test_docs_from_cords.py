@@ -42,7 +42,3 @@ def test_every_block_runs(tmp_path, monkeypatch):
     assert list((tmp_path / "elsewhere").rglob("digits_GLISTERDP.log"))
     assert names["random"].plan.privacy.epsilon == 1.0
     assert names["own"].plan.shape.n == names["regression"].plan.shape.n == 400
-
-
-def test_lines_are_short_enough_to_read():
-    assert max(map(len, PAGE.splitlines())) <= 114

@@ -56,8 +56,8 @@ def _checked_regression(data: Splits) -> Splits:
     return Splits(train, validation, test, max(1, shape.numel()))
 
 
-class RealTargets(Dataset):
-    """A dataset with targets in float32, as a squared error needs them."""
+class _Reading(Dataset):
+    """A dataset that reads the records of another."""
 
     def __init__(self, source: Dataset):
         self.source = source
@@ -70,22 +70,23 @@ class RealTargets(Dataset):
         return x[0], y[0]
 
     def batch(self, indices: Sequence[int] | np.ndarray | Tensor) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError
+
+
+class RealTargets(_Reading):
+    """A dataset with targets in float32, as a squared error needs them."""
+
+    def batch(self, indices: Sequence[int] | np.ndarray | Tensor) -> tuple[Tensor, Tensor]:
         x, y = records_at(self.source, np.asarray(indices))
         return x, y.float()
 
 
-class GuardedDataset(Dataset):
+class GuardedDataset(_Reading):
     """A private dataset whose records with an impossible label contribute nothing, and are never told apart."""
 
     def __init__(self, source: Dataset, num_classes: int):
-        self.source, self.num_classes = source, num_classes
-
-    def __len__(self) -> int:
-        return len(self.source)  # type: ignore[arg-type]
-
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        x, y = self.batch(np.array([index]))
-        return x[0], y[0]
+        super().__init__(source)
+        self.num_classes = num_classes
 
     def batch(self, indices: Sequence[int] | np.ndarray | Tensor) -> tuple[Tensor, Tensor]:
         x, y = records_at(self.source, np.asarray(indices))

@@ -236,7 +236,7 @@ def run_all(roots: Sequence[Path], mutants: Sequence[Mutant], timeout: float, te
 
 def _line(name: str, outcome: Outcome, width: int) -> str:
     state = "" if outcome.state == KILLED else f"{outcome.state.upper()}: "
-    return f"{name:<{width}}  {outcome.seconds:5.1f} s  {state}{outcome.words}"
+    return f"{name:<{width}}  {outcome.seconds:5.1f} s\n    {state}{outcome.words.removeprefix('tests/')}"
 
 
 def main() -> int:
