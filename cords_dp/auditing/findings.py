@@ -68,7 +68,7 @@ def judge(findings: Sequence[Finding]) -> list[Verdict]:
 
 def table(verdicts: Sequence[Verdict]) -> str:
     """The verdicts for a terminal."""
-    head = ("audited", "audit", "ε claimed", "δ", "ε ≥ (95 %)", "ε ≥ (99.9 %, all)", "verdict")
+    head = ("audited", "audit", "ε claimed", "δ", "ε ≥ (95 %)", "all, 99.9 %", "verdict")
     lines = [head, *(_cells(v) for v in verdicts)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
     text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]

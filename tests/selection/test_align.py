@@ -69,6 +69,15 @@ def test_where_nothing_differs_every_record_stays_and_the_draw_is_uniform():
         assert look.chances.min() > 0.9
 
 
+def test_with_many_classes_predictions_are_told_right_from_wrong(monkeypatch):
+    """Where a table of all predictions would be mostly noise it has two columns, and still shows wrong labels."""
+    monkeypatch.setattr("cords_dp.selection.align._RECORDS_PER_CELL", 1e9)
+    selecting, (_, look), given, truth = two_selections(plan_for(), wrong=0.4)
+    assert selecting.selector.state()["chances"].shape == (3, 2)
+    assert look.chances[given == truth].mean() > 0.8
+    assert look.chances[given != truth].mean() < 0.3
+
+
 def test_wrong_labels_are_left_out_and_right_ones_stay():
     _, (labels, look), given, truth = two_selections(plan_for(), wrong=0.4)
     assert labels.chances.min() > 0.9  # labels alone show nothing
