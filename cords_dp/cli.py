@@ -285,7 +285,7 @@ def _reproduce(args: argparse.Namespace) -> int:
     from cords_dp.experiments.reproduce import reproduce
     from cords_dp.report.page import write_page
 
-    names = list(EXPERIMENTS) if args.name == "all" else [args.name]
+    names = [n for n, e in EXPERIMENTS.items() if e.in_study] if args.name == "all" else [args.name]
     for value, known, option in ((args.name, [*EXPERIMENTS, "all"], "NAME"), (args.preset, PRESETS, "--preset")):
         if value not in known:
             raise ConfigError(f"reproduce {option}", value, f"must be one of {', '.join(known)}")

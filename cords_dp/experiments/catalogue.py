@@ -82,6 +82,7 @@ class Experiment:
     rates: tuple[float | None, ...] = (None,)  # multiples of the planned learning rate
     first_seed: int = 0
     reference: str = ""  # the method that the others are compared with, seed by seed
+    in_study: bool = True  # part of "all"; otherwise a tool for choosing settings
 
 
 _SHORT = {"train_args": {"num_epochs": 10}, "dss_args": {"select_every": 5}}
@@ -190,6 +191,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         },
         rates=(0.5, 1.0, 2.0, 4.0),
         first_seed=100,
+        in_study=False,
     ),
     "cut": Experiment(
         "Ours: five classes cut to a tenth in training, balanced validation and test sets",
