@@ -68,7 +68,7 @@ def judge(findings: Sequence[Finding]) -> list[Verdict]:
 
 def table(verdicts: Sequence[Verdict]) -> str:
     """The verdicts for a terminal."""
-    head = ("audited", "audit", "ε claimed", "δ", "ε ≥ (95 %)", "all, 99.9 %", "verdict")
+    head = ("audited", "audit", "epsilon", "delta", "above, 95 %", "all, 99.9 %", "verdict")
     lines = [head, *(_cells(v) for v in verdicts)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
     text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
@@ -81,13 +81,13 @@ def table(verdicts: Sequence[Verdict]) -> str:
 
 def _cells(verdict: Verdict) -> tuple[str, ...]:
     finding = verdict.finding
-    exact = "exact" if finding.bound is None else "–"
+    exact = "exact" if finding.bound is None else "-"
     low, joint = (exact if v is None else f"{v:.3f}" for v in (verdict.low, verdict.joint))
     return (
         finding.target,
         finding.kind,
-        "–" if finding.claimed is None else f"{finding.claimed:.3f}",
-        "–" if finding.delta is None else f"{finding.delta:.0e}",
+        "-" if finding.claimed is None else f"{finding.claimed:.3f}",
+        "-" if finding.delta is None else f"{finding.delta:.0e}",
         low,
         joint,
         "passes" if verdict.passed else "FAILS",

@@ -1,12 +1,14 @@
 """Datasets that a user hands over: what can be wrong with them, and what then happens.
 
 The sizes of the sets, the shape and the types of their records are public; a set in which they are wrong is refused.
-What single private records hold decides nothing that shows: a label that is no class makes its record all NaN, and a
-record that is not finite contributes zero, by the same steps as any other.
+What single private records hold decides nothing that shows: a label that is no class makes its record all NaN (words
+of a text keep what they are, and the label becomes one without a loss), and a record that is not finite contributes
+zero, by the same steps as any other.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -56,7 +58,10 @@ def _checked_regression(data: Splits) -> Splits:
     return Splits(train, validation, test, max(1, shape.numel()))
 
 
-class _Reading(Dataset):
+_IGNORED = -100  # torch's cross-entropy leaves such a record out
+
+
+class _Reading(Dataset, ABC):
     """A dataset that reads the records of another."""
 
     def __init__(self, source: Dataset):
@@ -69,8 +74,9 @@ class _Reading(Dataset):
         x, y = self.batch(np.array([index]))
         return x[0], y[0]
 
+    @abstractmethod
     def batch(self, indices: Sequence[int] | np.ndarray | Tensor) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError
+        """Records by index, at once."""
 
 
 class RealTargets(_Reading):
@@ -91,8 +97,9 @@ class GuardedDataset(_Reading):
     def batch(self, indices: Sequence[int] | np.ndarray | Tensor) -> tuple[Tensor, Tensor]:
         x, y = records_at(self.source, np.asarray(indices))
         known = (y >= 0) & (y < self.num_classes)
-        if x.is_floating_point():  # whole numbers, such as words of a text, have no NaN
-            x = torch.where(known.reshape(-1, *[1] * (x.dim() - 1)), x, torch.full_like(x, torch.nan))
+        if not x.is_floating_point():  # words of a text have no NaN; the loss of such a label is 0, its gradient too
+            return x, torch.where(known, y, torch.full_like(y, _IGNORED)).long()
+        x = torch.where(known.reshape(-1, *[1] * (x.dim() - 1)), x, torch.full_like(x, torch.nan))
         return x, torch.where(known, y, torch.zeros_like(y)).long()
 
 

@@ -250,7 +250,7 @@ def uniform_gradients(inputs: Tensor, labels: Tensor, classes: int) -> LastLayer
 
     ``inputs`` is [1; h] of each record. A record whose h is not finite was made zero before and keeps its class only.
     """
-    r = 1 / classes - F.one_hot(labels, classes).to(inputs)
+    r = 1 / classes - F.one_hot(labels.clamp_min(0), classes).to(inputs)
     r = r / r.norm(dim=1, keepdim=True)
     h = inputs[:, 1:]
     unit = h / h.norm(dim=1, keepdim=True).clamp_min(1e-12)

@@ -100,7 +100,7 @@ class ScoredRecords:
 
     @property
     def labels(self) -> np.ndarray:
-        return self.training.labels.cpu().numpy()
+        return self.training.labels.clamp_min(0).cpu().numpy()
 
     def zeros(self) -> Tensor:
         gradients = self.training.gradients

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 from builders import Net, data_of
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset
 
 from cords_dp.datasets import ArrayDataset, GuardedDataset, Splits, checked_splits, records_at
 from cords_dp.errors import ConfigError, CordsDPError, DataError
 from cords_dp.models import check_input, register_model
+from cords_dp.selection.match import uniform_gradients
 from cords_dp.training import TrainClassifier
 
 MARK = 12345.678
@@ -181,3 +182,16 @@ def test_records_that_the_model_cannot_read_end_in_an_error_of_ours(trainer, tmp
     with pytest.raises(CordsDPError):
         train_on(trainer("FullDP"), splits(Listed([(torch.zeros(9), 1)] * 400)))
     assert not list(tmp_path.rglob("ledger*"))
+
+
+def test_a_text_with_an_impossible_label_contributes_nothing():
+    """Words have no NaN. Before, such a record counted as one of class 0."""
+    words, labels = torch.randint(0, 9, (3, 4), generator=torch.Generator().manual_seed(0)), torch.tensor([1, 7, -3])
+    x, y = GuardedDataset(TensorDataset(words, labels), num_classes=3).batch(np.arange(3))
+    assert x.equal(words)
+    logits = torch.randn(3, 3, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    losses = torch.nn.CrossEntropyLoss(reduction="none")(logits, y)
+    (gradient,) = torch.autograd.grad(losses.sum(), logits)
+    assert gradient[0].abs().sum() > 0
+    assert gradient[1:].abs().sum() == losses[1:].abs().sum() == 0
+    assert torch.isfinite(uniform_gradients(torch.ones(3, 2), y, 3).r).all()
