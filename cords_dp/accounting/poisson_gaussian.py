@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
+import numpy as np
 from absl import logging
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution, from_gaussian_mechanism
+from dp_accounting.pld.pld_pmf import PLDPmf, create_pmf_pessimistic_connect_dots_fixed_gap
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
 from dp_accounting.rdp import rdp_privacy_accountant
 from prv_accountant.privacy_random_variables import GaussianMechanism, PoissonSubsampledGaussianMechanism
 
@@ -40,7 +43,7 @@ class PoissonGaussian(Event):
         return _rdp(self.sigma, self.rate, order)
 
     def pld(self) -> PrivacyLossDistribution:
-        return from_gaussian_mechanism(self.sigma, sampling_prob=self.rate, value_discretization_interval=PLD_STEP)
+        return gaussian_pld(self.sigma, self.rate)
 
     def prv(self) -> Any:
         if self.rate == 1:
@@ -51,6 +54,45 @@ class PoissonGaussian(Event):
 def gaussian(sigma: float, count: int = 1) -> PoissonGaussian:
     """``count`` releases by the Gaussian mechanism with noise multiplier ``sigma``."""
     return PoissonGaussian(sigma=sigma, rate=1.0, count=count)
+
+
+def gaussian_pld(sigma: float, rate: float, step: float = PLD_STEP) -> PrivacyLossDistribution:
+    """The pessimistic loss distribution of one event on a grid of this step (Doroshenko et al. 2022).
+
+    dp-accounting's `from_gaussian_mechanism` with the same pair, grid and truncation, except that the profile is
+    evaluated on the whole grid at once: it asks for one point after the other, which takes most of a calibration.
+    """
+    present = _connect_dots(sigma, rate, step, AdjacencyType.REMOVE)
+    if rate == 1:
+        return PrivacyLossDistribution(present)  # the same in both directions
+    return PrivacyLossDistribution(present, _connect_dots(sigma, rate, step, AdjacencyType.ADD))
+
+
+def _connect_dots(sigma: float, rate: float, step: float, direction: AdjacencyType) -> PLDPmf:
+    loss = GaussianPrivacyLoss(sigma, sampling_prob=rate, adjacency_type=direction)
+    bounds = loss.connect_dots_bounds()
+    lower, upper = math.floor(bounds.epsilon_lower / step), math.ceil(bounds.epsilon_upper / step)
+    deltas = _profile(loss, np.arange(lower, upper + 1) * step)
+    return create_pmf_pessimistic_connect_dots_fixed_gap(step, lower, upper, deltas)
+
+
+def _profile(loss: GaussianPrivacyLoss, epsilon: np.ndarray) -> np.ndarray:
+    """δ(ε) of one direction: the mass of P above ε less e^ε times that of Q, cut where the loss is ε."""
+    present = loss.adjacency_type == AdjacencyType.REMOVE
+    sign = 1.0 if present else -1.0
+    with np.errstate(divide="ignore"):  # a loss that is never, or always, exceeded is cut at infinity
+        unsampled = sign * _log_of_mixture(sign * epsilon, loss.sampling_prob)
+    inverse = "_inverse_privacy_loss_without_subsampling_" + ("remove" if present else "add")
+    cut = getattr(loss, inverse)(unsampled)
+    delta = loss.mu_upper_cdf(cut) - np.exp(epsilon + loss.mu_lower_log_cdf(cut))
+    return np.clip(delta, 0.0, 1.0)
+
+
+def _log_of_mixture(epsilon: np.ndarray, rate: float) -> np.ndarray:
+    """ln(1 + (e^ε − 1)/q), and −∞ where that is no logarithm; without overflow."""
+    small = np.log1p(np.maximum(np.expm1(np.minimum(epsilon, 30.0)) / rate, -1.0))
+    large = epsilon - math.log(rate) + np.log1p((rate - 1) * np.exp(-np.maximum(epsilon, 30.0)))
+    return np.where(epsilon > 30.0, large, small)
 
 
 @lru_cache(maxsize=65536)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import reduce
 
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution, from_gaussian_mechanism
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from cords_dp.accounting.events import Event, merge
-from cords_dp.accounting.poisson_gaussian import PoissonGaussian
+from cords_dp.accounting.poisson_gaussian import PoissonGaussian, gaussian_pld
 from cords_dp.errors import AccountingError
 
 _STEP = 2e-3
@@ -23,4 +23,4 @@ def rough_epsilon(events: Sequence[Event], delta: float) -> float:
 def _pld(event: Event) -> PrivacyLossDistribution:
     if not isinstance(event, PoissonGaussian):
         raise AccountingError(f"no rough bound for {event.kind!r}")
-    return from_gaussian_mechanism(event.sigma, sampling_prob=event.rate, value_discretization_interval=_STEP)
+    return gaussian_pld(event.sigma, event.rate, _STEP)

@@ -93,6 +93,7 @@ KEYS: dict[str, Mapping[str, Check] | None] = {
         "class_separation": partial(number, low=0, high=1e6), "keep_range": _range,
         "cut_classes": partial(list_of, check=partial(whole, low=0, high=10**6)), "cut_share": _share,
         "inverted_share": _share,
+        "rotated_share": _share,
         "label_noise": partial(number, low=0, high=1, low_included=True),
         "label_noise_kind": partial(one_of, choices=("pair", "random")),
     },

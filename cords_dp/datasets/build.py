@@ -14,7 +14,7 @@ from cords_dp.config import thawed_copy
 from cords_dp.config.values import folder, path
 from cords_dp.datasets.arrays import ArrayDataset, RawData, Splits
 from cords_dp.datasets.fetch import image_arrays
-from cords_dp.datasets.imbalance import cut_classes, inverted, keep_share, mild_imbalance, wrong_labels
+from cords_dp.datasets.imbalance import cut_classes, inverted, keep_share, mild_imbalance, turned, wrong_labels
 from cords_dp.datasets.synthetic import FEATURES, shift_set
 from cords_dp.datasets.text import TEXT_SETS, build_text
 from cords_dp.errors import ConfigError, DatasetUnavailableError
@@ -180,9 +180,10 @@ def build_dataset(cfg: Mapping[str, Any], rng: np.random.Generator) -> Splits:
     images, labels = raw.x_train, raw.y_train
     if section.get("feature") == "shift":
         train, labels = _shifted(raw.y_train, train, section, info.num_classes, rng)
-        if section.get("inverted_share"):
-            images, labels = np.concatenate([images, inverted(images)]), np.concatenate([labels, labels])
-            train = train + len(raw.y_train) * (rng.random(len(train)) < float(section["inverted_share"]))
+        for key, change in (("inverted_share", inverted), ("rotated_share", turned)):
+            if section.get(key):
+                images, labels = np.concatenate([images, change(images)]), np.concatenate([labels, labels])
+                train = train + len(labels) // 2 * (rng.random(len(train)) < float(section[key]))
     return Splits(
         ArrayDataset(images, labels, info.mean, info.std, rows=train),
         ArrayDataset(raw.x_train, raw.y_train, info.mean, info.std, rows=held_out),

@@ -55,3 +55,9 @@ def wrong_labels(labels: np.ndarray, share: float, kind: str, classes: int, rng:
 def inverted(images: np.ndarray) -> np.ndarray:
     """Black for white: the same classes from another source."""
     return 255 - images if images.dtype == np.uint8 else images.max() + images.min() - images
+
+
+def turned(images: np.ndarray) -> np.ndarray:
+    """A quarter turn of square images, given as (n, C, H, W) or as flat rows."""
+    side = round(images.shape[1] ** 0.5) if images.ndim == 2 else images.shape[-1]
+    return np.rot90(images.reshape(len(images), -1, side, side), axes=(2, 3)).reshape(images.shape)

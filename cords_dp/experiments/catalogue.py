@@ -172,6 +172,7 @@ EXPERIMENTS: dict[str, Experiment] = {
                 "dataset": {"feature": "shift", "label_noise": 0.4, "label_noise_kind": "random"}
             },
             "90 % of images inverted": {"dataset": {"feature": "shift", "inverted_share": 0.9}},
+            "90 % of images turned": {"dataset": {"feature": "shift", "rotated_share": 0.9}},
         },
     ),
     "rates": Experiment(

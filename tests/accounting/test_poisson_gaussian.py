@@ -6,12 +6,15 @@ import math
 
 import numpy as np
 import pytest
+from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special
 
 from cords_dp.accounting import PoissonGaussian, composition, epsilon_bound, gaussian
 from cords_dp.accounting import poisson_gaussian as module
+from cords_dp.accounting.events import PLD_STEP
+from cords_dp.accounting.profiles import directions, knots
 
 
 def rdp_by_integration(event, order):
@@ -89,3 +92,18 @@ def test_a_noise_is_evaluated_once(monkeypatch):
         epsilon_bound([PoissonGaussian(sigma, 0.1, 50), fixed], 1e-5, "rdp")
         epsilon_bound([PoissonGaussian(sigma, 0.1, 60), fixed], 1e-6, "rdp")
     assert len(calls) == 4 * len(composition._RDP_ORDERS)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "rate"), [(0.5, 0.5), (1.0, 0.01), (4.0, 0.1), (16.0, 1.0), (20.0, 1 - 1e-7), (0.7, 0.999), (3.0, 1e-5)]
+)
+def test_the_loss_distribution_is_dp_accountings(sigma, rate):
+    ours = PoissonGaussian(sigma, rate).pld()
+    theirs = from_gaussian_mechanism(sigma, sampling_prob=rate, value_discretization_interval=PLD_STEP)
+    for one, other in zip(directions(ours), directions(theirs), strict=True):
+        for mine, expected in zip(knots(one), knots(other), strict=True):
+            assert mine == pytest.approx(expected, abs=1e-11)
+
+
+def test_a_loss_beyond_the_range_of_exp_is_no_problem():
+    assert np.isfinite(PoissonGaussian(0.05, 0.3).pld().get_epsilon_for_delta(1e-5))

@@ -40,8 +40,9 @@ def test_settings_can_be_chosen_without_the_published_test_set():
     assert (len(parts[0]), len(parts[1])) == known_sizes({"dataset": {"name": "digits", **section}})
 
 
-def test_inverted_images_are_in_the_training_set_alone():
-    plain, mixed = build("digits", feature="shift"), build("digits", feature="shift", inverted_share=0.9)
+@pytest.mark.parametrize("change", ["inverted_share", "rotated_share"])
+def test_other_images_are_in_the_training_set_alone(change):
+    plain, mixed = build("digits", feature="shift"), build("digits", feature="shift", **{change: 0.9})
     assert plain.train.targets.equal(mixed.train.targets)
     kept = (plain.train.batch(np.arange(500))[0] == mixed.train.batch(np.arange(500))[0]).all(dim=1)
     assert 0.05 < kept.double().mean() < 0.15

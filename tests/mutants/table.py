@@ -518,6 +518,12 @@ _ACCOUNTING = [
         "accounting/test_composition.py::test_prv_agrees_with_pld_and_lies_below_rdp",
     ),
     _mutant(
+        "pld-one-direction", "the loss of an absent record is taken for that of a present one",
+        "accounting/poisson_gaussian.py",
+        ("_connect_dots(sigma, rate, step, AdjacencyType.ADD)", "present"),
+        "accounting/test_poisson_gaussian.py::test_the_loss_distribution_is_dp_accountings",
+    ),
+    _mutant(
         "gumbel-one-direction", "a freeze is charged for scores that rise, not for those that fall",
         "accounting/picks.py",
         ("        return max(up, down)\n", "        return up\n"),
