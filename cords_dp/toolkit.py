@@ -5,6 +5,9 @@ CORDS 0.0.4 imports a few things that no longer exist (``sklearn.datasets.load_b
 examples use. None of them is needed here, so each one that is missing is replaced by an empty stub
 while CORDS is imported, and taken away again afterwards.
 
+What it imports at once and needs seldom, if at all, takes seconds to load (apricot compiles its functions, ray starts
+up): such a module is imported when something in it is used.
+
 Works with the wheel and with a git checkout of CORDS that stands earlier on ``sys.path``.
 """
 
@@ -15,7 +18,7 @@ import importlib
 import importlib.util
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +44,9 @@ _OPTIONAL_MODULES = (
     "wandb",
 )
 
+# Slow to import, and used by a few of CORDS' strategies only, or by nothing that is called here.
+_DEFERRED = ("apricot", "matplotlib", "matplotlib.pyplot", "ray", "ray.tune")
+
 # Functions of a checkout that some configs import without calling them.
 _CHECKOUT_NAMES = ("generate_image_global_order", "generate_text_global_order")
 
@@ -59,6 +65,20 @@ class _Stub(types.ModuleType):
             raise ToolkitMissingError(f"{full} is not installed; this part of CORDS needs it")
 
         return missing
+
+
+class _Deferred(types.ModuleType):
+    """A module that is imported when a name in it is first used."""
+
+    __path__: list[str] = []
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if f"{self.__name__}.{name}" in _DEFERRED:
+            return _Deferred(f"{self.__name__}.{name}")
+        with _undisturbed():
+            return getattr(importlib.import_module(self.__name__), name)
 
 
 # Present on many machines and yet not importable: a binary built for another torch, no Tk.
@@ -80,29 +100,44 @@ def _is_missing(name: str) -> bool:
 
 
 @contextlib.contextmanager
-def stubs_for_dead_imports() -> Iterator[list[str]]:
-    """Stub what is missing, yield the stubbed names, leave everything as it was."""
-    import sklearn.datasets
-
-    stubbed = [name for name in _OPTIONAL_MODULES if _is_missing(name)]
-    displaced = {name: sys.modules.get(name) for name in stubbed}
-    for name in stubbed:
-        sys.modules[name] = _Stub(name)
-    stub_boston = "load_boston" not in vars(sklearn.datasets)
-    if stub_boston:
-        sklearn.datasets.load_boston = None
+def _undisturbed() -> Iterator[None]:
+    """Take back what an import does to the whole process."""
     float_errors, threads = np.geterr(), torch.get_num_threads()
     try:
-        yield stubbed
+        yield
     finally:
         np.seterr(**float_errors)  # CORDS makes every underflow in the process an exception
-        torch.set_num_threads(threads)  # numba, which it imports, sets all of OpenMP to as many as there are cores
-        for name in stubbed:
-            previous = displaced[name]
+        torch.set_num_threads(threads)  # numba sets all of OpenMP to as many threads as there are cores
+
+
+@contextlib.contextmanager
+def _standing_in(modules: Mapping[str, types.ModuleType]) -> Iterator[None]:
+    """These modules under their names, while something is imported."""
+    displaced = {name: sys.modules.get(name) for name in modules}
+    sys.modules.update(modules)
+    try:
+        yield
+    finally:
+        for name, previous in displaced.items():
             if previous is None:
                 sys.modules.pop(name, None)
             else:
                 sys.modules[name] = previous
+
+
+@contextlib.contextmanager
+def stubs_for_dead_imports() -> Iterator[list[str]]:
+    """Stub what is missing, yield the stubbed names, leave everything as it was."""
+    import sklearn.datasets
+
+    stubs = {name: _Stub(name) for name in _OPTIONAL_MODULES if _is_missing(name)}
+    stub_boston = "load_boston" not in vars(sklearn.datasets)
+    if stub_boston:
+        sklearn.datasets.load_boston = None
+    try:
+        with _undisturbed(), _standing_in(stubs):
+            yield list(stubs)
+    finally:
         if stub_boston:
             del sklearn.datasets.load_boston
 
@@ -133,7 +168,8 @@ def _train_module(cords_root: Path) -> types.ModuleType:
 
 
 try:
-    with stubs_for_dead_imports():
+    _slow = {name: _Deferred(name) for name in _DEFERRED if name not in sys.modules}
+    with stubs_for_dead_imports(), _standing_in(_slow):
         import cords
         from cords.selectionstrategies.SL import GLISTERStrategy
         from cords.utils import config_utils

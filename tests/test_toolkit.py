@@ -176,3 +176,15 @@ def test_no_two_rooms_use_each_other():
         ready = {room for room, used in remaining.items() if not used & set(remaining)}
         assert ready, f"a cycle among {sorted(remaining)}"
         remaining = {room: used for room, used in remaining.items() if room not in ready}
+
+
+def test_slow_modules_are_imported_when_they_are_used():
+    code = (
+        "import sys, torch; torch.set_num_threads(1); import cords_dp.training\n"
+        "slow = ('apricot', 'ray', 'matplotlib')\n"  # a checkout imports numba itself
+        "assert not set(slow) & set(sys.modules), set(slow) & set(sys.modules)\n"
+        "from cords.selectionstrategies.SL import craigstrategy\n"
+        "assert callable(craigstrategy.apricot.FacilityLocationSelection)\n"
+        "assert 'numba' in sys.modules and torch.get_num_threads() == 1\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
