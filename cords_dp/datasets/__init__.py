@@ -17,7 +17,10 @@ from cords_dp.datasets.features import with_features
 from cords_dp.datasets.own import GuardedDataset, checked_splits
 from cords_dp.datasets.padding import is_text, padded_splits, public_length
 from cords_dp.datasets.sources import Facts, Source, find_source, register_source, unregister_source
+from cords_dp.datasets.table import TableSource
 from cords_dp.datasets.text import glove_file
+
+register_source(TableSource())
 
 __all__ = [
     "DATASETS",
