@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import gettempdir
@@ -121,13 +121,20 @@ def _open(section: Mapping[str, Any], key: str, schema: Schema) -> TableFile:
 def _checked(
     where: Path, schema: Schema, delimiter: str | None, *, target: bool = True, key: str = "--input"
 ) -> TableFile:
+    file = table_file(where, header=schema.header, target=schema.target.name, delimiter=delimiter, key=key)
+    check_header(file, schema, target=target)
+    return file
+
+
+def table_file(where: Path, *, header: Sequence[str] | None, target: str, delimiter: str | None, key: str) -> TableFile:
+    """The table in a file, whose header alone is read; ``key`` names it in an error."""
     if not where.is_file():
         raise ConfigError(key, where.name, "no such file")
     if where.suffix not in SUFFIXES:
         raise ConfigError(key, where.name, f"must be one of {', '.join(SUFFIXES)}")
-    file = open_table(where, header=schema.header, target=schema.target.name, delimiter=delimiter or "")
-    check_header(file, schema, target=target)
-    return file
+    if delimiter is not None:
+        one_of("delimiter", delimiter, _DELIMITERS)
+    return open_table(where, header=header, target=target, delimiter=delimiter or "")
 
 
 def check_header(file: TableFile, schema: Schema, *, target: bool = True) -> None:
