@@ -134,14 +134,26 @@ KEYS: dict[str, Mapping[str, Check] | None] = {
     "privacy": None,
 }  # fmt: skip
 
+# The keys of ``dataset`` that a source of records of the user's own reads, by its name (`datasets.sources`).
+SOURCE_KEYS: dict[str, Mapping[str, Check]] = {}
+_OF_ANY_SOURCE = ("name", "datadir", "feature", "type")
+
+
+def section_checks(section: str, values: Mapping[str, Any]) -> Mapping[str, Check] | None:
+    """The keys that a section may have, with their checks. Those of ``dataset`` depend on its name."""
+    checks, name = KEYS[section], values.get("name")
+    if section != "dataset" or checks is None or not isinstance(name, str) or name not in SOURCE_KEYS:
+        return checks
+    return {**{key: checks[key] for key in _OF_ANY_SOURCE}, **SOURCE_KEYS[name]}
+
 
 def check_values(cfg: Mapping[str, Any]) -> None:
     """Check every value that is given, one by one. Keys that are not known here are left to others."""
     for key, check in TOP_LEVEL.items():
         if cfg.get(key) is not None:
             check(key, cfg[key])
-    for section, checks in KEYS.items():
+    for section in KEYS:
         values = cfg.get(section) or {}
-        for key, check in (checks or {}).items():
+        for key, check in (section_checks(section, values) or {}).items():
             if values.get(key) is not None:
                 check(f"{section}.{key}", values[key])

@@ -49,6 +49,14 @@ _LINEAR: dict[str, Any] = {
     "optimizer": {"lr": 0.2},
     "privacy": {"ema_decay": 0.9},
 }
+# Records of one's own: vectors of a known length. The batch and the learning rate follow the plan.
+_OWN: dict[str, Any] = {
+    "model": {"architecture": "LinearHead"},
+    "dataset": {"type": "tabular"},
+    "dataloader": {"batch_size": "auto"},
+    "optimizer": {"lr": "auto"},
+    "privacy": {"ema_decay": 0.9},
+}
 _LONGER: dict[str, Any] = {**_SCATTERING, "train_args": {"num_epochs": 30}, "dss_args": {"select_every": 5}}
 _DATASETS: dict[str, tuple[dict[str, Any], int]] = {
     "mnist": (_SCATTERING, 10),
@@ -105,9 +113,10 @@ def config_for(dataset: str, strategy: str, /, **changes: dict[str, Any]) -> dic
     """A complete config for one dataset and strategy; ``changes`` are sections with the keys that differ."""
     config = copy.deepcopy(_COMMON)
     merge_into(config, {"dataset": {"name": dataset}, "dss_args": {"type": strategy}})
-    base, classes = _DATASETS[dataset]
+    base, classes = _DATASETS.get(dataset, (_OWN, None))  # other names are those of sources (datasets.sources)
     merge_into(config, copy.deepcopy(base))
-    config["model"]["numclasses"] = classes
+    if classes is not None:
+        config["model"]["numclasses"] = classes
     if "privacy" not in changes:  # a strategy that is not private
         config.pop("privacy")
     merge_into(config, changes)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from cords_dp.config.keys import AUTO, DEAD_SECTIONS, KEYS, MOST_EPOCHS, TOP_LEVEL, check_setting
+from cords_dp.config.keys import AUTO, DEAD_SECTIONS, KEYS, MOST_EPOCHS, TOP_LEVEL, check_setting, section_checks
 from cords_dp.config.values import flag, number, one_of, suggest, whole
 from cords_dp.errors import ConfigError
 
@@ -123,12 +123,13 @@ def check_sections(cfg: Mapping[str, Any]) -> None:
         empty = isinstance(cfg[section], Mapping) and not cfg[section]  # a DotMap makes one of every name that is read
         if section not in known_sections and section not in DEAD_SECTIONS and not empty:
             raise ConfigError(section, cfg[section], suggest(section, known_sections))
-    for section, keys in KEYS.items():
+    for section in KEYS:
         if section not in cfg:
             continue
         if not isinstance(cfg[section], Mapping):
             raise ConfigError(section, cfg[section], "this is a section: write it as dict(...)")
         if section != "dss_args":
+            keys = section_checks(section, cfg[section])
             known = {f.name for f in fields(PrivacySettings)} if keys is None else set(keys)
             check_keys(section, cfg[section], known)
 

@@ -11,30 +11,41 @@ from cords_dp.datasets.build import (
     has_classes,
     holds_images,
     known_sizes,
+    public_facts,
 )
 from cords_dp.datasets.features import with_features
 from cords_dp.datasets.own import GuardedDataset, checked_splits
 from cords_dp.datasets.padding import is_text, padded_splits, public_length
+from cords_dp.datasets.sources import Facts, Source, find_source, register_source, unregister_source
+from cords_dp.datasets.table import TableSource
 from cords_dp.datasets.text import glove_file
+
+register_source(TableSource())
 
 __all__ = [
     "DATASETS",
     "ArrayDataset",
+    "Facts",
     "GuardedDataset",
+    "Source",
     "Splits",
     "build_dataset",
     "check_dataset",
     "checked_splits",
     "data_binding",
     "dataset_name",
+    "find_source",
     "glove_file",
     "has_classes",
     "holds_images",
     "is_text",
     "known_sizes",
     "padded_splits",
+    "public_facts",
     "public_length",
     "records_at",
+    "register_source",
     "sequential_batches",
+    "unregister_source",
     "with_features",
 ]

@@ -5,15 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 from torch.utils.data import Dataset, Subset
 
 from cords_dp.config import to_plain
-from cords_dp.datasets.arrays import ArrayDataset, Splits
+from cords_dp.datasets.arrays import Splits
 from cords_dp.datasets.own import GuardedDataset, RealTargets
 from cords_dp.datasets.padding import PaddedDataset
+from cords_dp.datasets.sources import find_source
+
+_PLACES = ("datadir", "cache")  # where files lie says nothing about what is in them
 
 
 def data_binding(config: Mapping[str, Any], seed: int | None, data: Splits) -> str:
@@ -22,15 +26,22 @@ def data_binding(config: Mapping[str, Any], seed: int | None, data: Splits) -> s
     Nothing about the records themselves goes in: a digest of private values could be tried out. So of datasets that the
     user hands over without saying which rows of what they are, only the kind and the size are known.
     """
-    section = {key: value for key, value in to_plain(config["dataset"]).items() if key != "datadir"}
+    section = {key: _named(key, value) for key, value in to_plain(config["dataset"]).items() if key not in _PLACES}
+    if (source := find_source(section.get("name"))) is not None:
+        section["card"] = source.card(config["dataset"])
     facts = [section, seed, _rows(data.train), _rows(data.validation), data.num_classes]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
 
+def _named(key: str, value: Any) -> Any:
+    """A file by its name, since it may be moved; what a source says about it is in its card."""
+    return PurePath(value).name if isinstance(value, str) and key.endswith("path") else value
+
+
 def _rows(dataset: Dataset) -> list[Any]:
     size = len(dataset)  # type: ignore[arg-type]
-    if isinstance(dataset, ArrayDataset):
-        return ["rows", size, _digest(dataset.rows.numpy())]
+    if hasattr(dataset, "rows"):  # of shared arrays or of one file
+        return ["rows", size, _digest(np.asarray(dataset.rows))]
     if isinstance(dataset, (GuardedDataset, PaddedDataset, RealTargets)):
         return _rows(dataset.source)
     if isinstance(dataset, Subset):

@@ -15,6 +15,7 @@ from cords_dp.config.values import folder, path
 from cords_dp.datasets.arrays import ArrayDataset, RawData, Splits
 from cords_dp.datasets.fetch import image_arrays
 from cords_dp.datasets.imbalance import cut_classes, inverted, keep_share, mild_imbalance, turned, wrong_labels
+from cords_dp.datasets.sources import Facts, find_source, source_names
 from cords_dp.datasets.synthetic import FEATURES, shift_set
 from cords_dp.datasets.text import TEXT_SETS, build_text
 from cords_dp.errors import ConfigError, DatasetUnavailableError
@@ -67,12 +68,29 @@ def check_dataset(cfg: Mapping[str, Any], *, private: bool) -> None:
     """Refuse a dataset section that cannot be used, before anything is read."""
     name, feature = dataset_name(cfg), _feature(cfg["dataset"])
     if not name:
-        raise ConfigError("dataset.name", name, f"name a dataset: {', '.join(DATASETS)}")
+        known = ", ".join([*DATASETS, *source_names()])
+        raise ConfigError("dataset.name", name, f"name a dataset: {known}")
+    if (source := find_source(name)) is not None:
+        if feature != "dss":
+            raise ConfigError("dataset.feature", feature, "changes published sets only; leave the key out")
+        source.check(cfg["dataset"], private=private)
+        return
     if name not in DATASETS:
         if private and name not in _CORDS_IMAGE_SETS and name not in TEXT_SETS:
             raise ConfigError("dataset.name", name, f"{_why_not(name)}; {_HAND_OVER}")
         return
     _check_built(cfg["dataset"], name, feature)
+
+
+def public_facts(cfg: Mapping[str, Any]) -> Facts | None:
+    """What is public of a set before it is read; None for one whose records have to be looked at."""
+    name = dataset_name(cfg)
+    if (source := find_source(name)) is not None:
+        return source.facts(cfg["dataset"])
+    info = DATASETS.get(name)
+    if info is None:
+        return None
+    return Facts(info.shape, tuple(map(str, range(info.num_classes))), images=len(info.shape) == 3)
 
 
 def _why_not(name: str) -> str:
@@ -81,13 +99,16 @@ def _why_not(name: str) -> str:
         return "CORDS standardises it with statistics of the training records, which no budget pays for"
     if name == "boston":
         return "scikit-learn has withdrawn it"
-    known = ", ".join(sorted([*DATASETS, *_CORDS_IMAGE_SETS, *TEXT_SETS]))
+    known = ", ".join(sorted([*DATASETS, *_CORDS_IMAGE_SETS, *TEXT_SETS, *source_names()]))
     return f"no set of this name can be read privately (known are {known})"
 
 
 def has_classes(cfg: Mapping[str, Any]) -> bool:
     """Is it a set whose labels are known to be classes?"""
-    return dataset_name(cfg) in {*DATASETS, *_CORDS_IMAGE_SETS, *TEXT_SETS}
+    facts = public_facts(cfg)
+    if facts is not None:
+        return bool(facts.classes)
+    return dataset_name(cfg) in {*_CORDS_IMAGE_SETS, *TEXT_SETS}
 
 
 def _check_built(section: Mapping[str, Any], name: str, feature: Any) -> None:
@@ -129,10 +150,10 @@ def _for_testing(section: Mapping[str, Any], total: int) -> int:
 
 
 def holds_images(cfg: Mapping[str, Any]) -> bool:
-    info = DATASETS.get(dataset_name(cfg))
-    if info is None:  # CORDS' other sets that can be read privately are images or text
+    facts = public_facts(cfg)
+    if facts is None:  # CORDS' other sets that can be read privately are images or text
         return dataset_name(cfg) not in TEXT_SETS
-    return len(info.shape) == 3
+    return facts.images
 
 
 def _check_shift(section: Mapping[str, Any], classes: int) -> None:
@@ -160,6 +181,8 @@ def _feature(section: Mapping[str, Any]) -> str:
 def build_dataset(cfg: Mapping[str, Any], rng: np.random.Generator) -> Splits:
     """Train, validation and test sets. The validation set is split off without looking at the records."""
     section, name = cfg["dataset"], dataset_name(cfg)
+    if (source := find_source(name)) is not None:
+        return source.build(section, rng)
     if name in TEXT_SETS:
         return build_text(section, rng)
     if name not in DATASETS:

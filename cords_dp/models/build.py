@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from cords_dp.config.values import suggest, whole
-from cords_dp.datasets import DATASETS, dataset_name, glove_file
+from cords_dp.datasets import glove_file, public_facts
 from cords_dp.errors import ConfigError, CordsDPError, MechanismError
 
 ModelBuilder = Callable[..., nn.Module]
@@ -24,7 +24,10 @@ _BUILDERS: dict[str, ModelBuilder] = {}
 
 
 def register_model(name: str, builder: ModelBuilder, *, force: bool = False) -> None:
-    """Make ``model.architecture = name`` build ``builder(num_classes=…, input_shape=…, **model.args)``."""
+    """Make ``model.architecture = name`` build ``builder(num_classes=…, input_shape=…, **model.args)``.
+
+    A builder with an argument ``input_norm`` is also told the length that no record exceeds, where it is known.
+    """
     if name in _BUILDERS and not force:
         raise MechanismError(f"there is a model {name!r} already; pass force=True to replace it")
     _BUILDERS[name] = builder
@@ -41,8 +44,8 @@ def check_model(cfg: Mapping[str, Any], *, own_data: bool = False) -> None:
     name = section.get("architecture")
     if name not in _BUILDERS and name not in _cords_names():
         raise ConfigError("model.architecture", name, f"unknown; known are {', '.join(model_names())}")
-    info = None if own_data else DATASETS.get(dataset_name(cfg))
-    _class_count(section, info.num_classes if info else None)
+    info = None if own_data else public_facts(cfg)
+    _class_count(section, len(info.classes) or None if info else None)
     inputs = section.get("input_dim")
     if info and inputs is not None and len(info.shape) == 1 and inputs != info.shape[0]:
         raise ConfigError("model.input_dim", inputs, f"a record has {info.shape[0]} numbers; leave the key out")
@@ -68,7 +71,7 @@ def build_model(
     """
     check_model(cfg, own_data=True)
     section = cfg["model"]
-    name, info = section["architecture"], DATASETS.get(dataset_name(cfg))
+    name, info = section["architecture"], public_facts(cfg)
     shape = input_shape or (info.shape if info else None)
     if num_classes is not None and not cfg.get("is_reg"):
         whole("num_cls", num_classes, low=2)
@@ -80,9 +83,15 @@ def build_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if name in _BUILDERS:
-            args = {"num_classes": classes, "input_shape": shape}
+            args: dict[str, Any] = {"num_classes": classes, "input_shape": shape}
+            if info and info.norm and info.shape == tuple(shape or ()) and _takes(_BUILDERS[name], "input_norm"):
+                args["input_norm"] = info.norm
             return _built(name, _BUILDERS[name], args, section.get("args") or {})
         return _build_cords(name, section, classes, shape)
+
+
+def _takes(builder: ModelBuilder, argument: str) -> bool:
+    return argument in inspect.signature(builder).parameters
 
 
 def _built(name: str, builder: ModelBuilder, args: Mapping[str, Any], own: Mapping[str, Any]) -> nn.Module:

@@ -23,7 +23,7 @@ from cords_dp.config.settings import (
     read_training,
 )
 from cords_dp.config.values import folder, list_of, one_of
-from cords_dp.datasets import check_dataset, dataset_name, has_classes, holds_images, known_sizes
+from cords_dp.datasets import check_dataset, dataset_name, has_classes, holds_images, known_sizes, public_facts
 from cords_dp.distributed import current_world, local_rank
 from cords_dp.errors import AccountingError, ConfigError
 from cords_dp.models import check_model
@@ -178,6 +178,8 @@ def _check_loss(config: Mapping[str, Any], strategy: Strategy, *, own_data: bool
     if loss not in ("CrossEntropyLoss", "MeanSquaredLoss"):
         raise ConfigError("loss.type", loss, "must be CrossEntropyLoss or MeanSquaredLoss")
     if loss == "CrossEntropyLoss":
+        if not own_data and (facts := public_facts(config)) is not None and not facts.classes:
+            raise ConfigError("loss.type", loss, f"the target of {dataset_name(config)} is a number: MeanSquaredLoss")
         return False
     if strategy.private and not own_data and has_classes(config):
         raise ConfigError("loss.type", loss, f"the labels of {dataset_name(config)} are classes: CrossEntropyLoss")

@@ -32,15 +32,15 @@ from cords_dp import toolkit
 from cords_dp.accounting import Account, Ledger, Reservation
 from cords_dp.config import config_digest, load_config, thawed_copy
 from cords_dp.datasets import (
-    DATASETS,
     Splits,
     build_dataset,
     checked_splits,
     data_binding,
-    dataset_name,
+    find_source,
     is_text,
     known_sizes,
     padded_splits,
+    public_facts,
     public_length,
     sequential_batches,
     with_features,
@@ -170,24 +170,34 @@ class TrainClassifier(toolkit.TrainClassifier):
         """Resolve the config, plan and build the model; only then open the log and read the data."""
         run = self.run = resolve(self.cfg, own_data=data is not None)
         self._wandb = wandb_logger(run.config["train_args"], main=self.world.main)
+        facts = public_facts(run.config) if data is None else None
+        if facts is not None:
+            self.model = self._fitting_model(facts.num_classes, torch.zeros(facts.shape))
         sizes = known_sizes(run.config) if data is None else None
         if sizes is None:  # public, but they have to be counted
-            data = self._readable(data or build_dataset(run.config, Streams(run.seed).numpy("data")), own=bool(data))
+            own = data is not None or find_source(run.config["dataset"].get("name")) is not None
+            data = self._readable(data or build_dataset(run.config, Streams(run.seed).numpy("data")), own=own)
             sizes = len(data.train), len(data.validation)  # type: ignore[arg-type]
         self.plan = run.plan(*sizes)
         if self.plan is None and self.world.size > 1:
             raise ConfigError("dss_args.type", run.strategy.name, "only private strategies train in several processes")
-        known = data.train[0][0] if data else torch.zeros(DATASETS[dataset_name(run.config)].shape)
-        self.model = self.create_model(data.num_classes if data else None, known.shape)
-        if run.strategy.private:
-            check_input(self.model, known)
-        if run.strategy.private and run.regression and data is not None:
-            check_outputs(self.model, known, data.num_classes)
+        if self.model is None:
+            assert data is not None
+            self.model = self._fitting_model(data.num_classes, data.train[0][0])
         self.run = run.with_plan(self.plan, self._learning_rate(self.model))
         self._open_log()
         self._saved = checkpoint_path(run.config, self.logger) if self.world.main else None
         self._reserve()
         return data or build_dataset(run.config, Streams(run.seed).numpy("data"))
+
+    def _fitting_model(self, num_classes: int, record: Tensor) -> nn.Module:
+        """The configured model, refused where it cannot read such records."""
+        model = self.create_model(num_classes, record.shape)
+        if self.run.strategy.private:
+            check_input(model, record)
+        if self.run.strategy.private and self.run.regression:
+            check_outputs(model, record, num_classes)
+        return model
 
     def _readable(self, data: Splits, *, own: bool) -> Splits:
         """The sets as a run reads them: a private run's records by themselves, what a user hands over checked."""
