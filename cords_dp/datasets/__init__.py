@@ -1,6 +1,6 @@
 """Datasets: how they are fetched, made and split. Only fixed public constants touch the records."""
 
-from cords_dp.datasets.arrays import ArrayDataset, Splits
+from cords_dp.datasets.arrays import ArrayDataset, PixelConstants, Splits
 from cords_dp.datasets.batches import records_at, sequential_batches
 from cords_dp.datasets.binding import data_binding
 from cords_dp.datasets.build import (
@@ -18,14 +18,17 @@ from cords_dp.datasets.own import GuardedDataset, checked_splits
 from cords_dp.datasets.padding import is_text, padded_splits, public_length
 from cords_dp.datasets.sources import Facts, Source, find_source, register_source, unregister_source
 from cords_dp.datasets.text import glove_file
+from cords_dp.datasets.texts import TextRecords
 
 __all__ = [
     "DATASETS",
     "ArrayDataset",
     "Facts",
     "GuardedDataset",
+    "PixelConstants",
     "Source",
     "Splits",
+    "TextRecords",
     "build_dataset",
     "check_dataset",
     "checked_splits",
