@@ -103,7 +103,8 @@ KEYS: dict[str, Mapping[str, Check] | None] = {
     "model": {
         "architecture": text, "type": text, "numclasses": _size, "num_classes": _size, "input_dim": _size,
         "h1": _size, "h2": _size, "l1": _size, "l2": _size, "wordvec_dim": _size, "weight_path": path,
-        "num_layers": _size, "hidden_size": _size, "args": _section,
+        "num_layers": _size, "hidden_size": _size, "args": _section, "features": text, "weights": path,
+        "feature_cache": flag,
     },
     "ckpt": {"is_load": flag, "is_save": flag, "dir": path, "save_every": _count},
     "loss": {"type": text, "use_sigmoid": flag},

@@ -57,6 +57,13 @@ _OWN: dict[str, Any] = {
     "optimizer": {"lr": "auto"},
     "privacy": {"ema_decay": 0.9},
 }
+# Features of known length √dim, hence the small clip norm, as above.
+_EMBEDDED: dict[str, Any] = {**_OWN, "dataset": {"type": None}, "privacy": {"max_grad_norm": 0.1, "ema_decay": 0.9}}
+_IMAGES: dict[str, Any] = {
+    **_EMBEDDED,
+    "dss_args": {"select_every": 3},
+    "model": {"architecture": "LinearHead", "features": "scattering"},
+}
 _LONGER: dict[str, Any] = {**_SCATTERING, "train_args": {"num_epochs": 30}, "dss_args": {"select_every": 5}}
 _DATASETS: dict[str, tuple[dict[str, Any], int]] = {
     "mnist": (_SCATTERING, 10),
@@ -64,6 +71,13 @@ _DATASETS: dict[str, tuple[dict[str, Any], int]] = {
     "cifar100": (_LONGER, 100),
     "digits": (_LINEAR, 10),
     "synthetic": (_LINEAR, 2),
+}
+_SOURCES: dict[str, dict[str, Any]] = {
+    "folder": _IMAGES,
+    "arrays": _EMBEDDED,
+    "embeddings": _EMBEDDED,
+    "text": _EMBEDDED,  # and model.features="sentence:FOLDER"
+    "huggingface": _EMBEDDED,
 }
 
 
@@ -113,7 +127,8 @@ def config_for(dataset: str, strategy: str, /, **changes: dict[str, Any]) -> dic
     """A complete config for one dataset and strategy; ``changes`` are sections with the keys that differ."""
     config = copy.deepcopy(_COMMON)
     merge_into(config, {"dataset": {"name": dataset}, "dss_args": {"type": strategy}})
-    base, classes = _DATASETS.get(dataset, (_OWN, None))  # other names are those of sources (datasets.sources)
+    # other names are those of sources (datasets.sources)
+    base, classes = _DATASETS.get(dataset, (_SOURCES.get(dataset, _OWN), None))
     merge_into(config, copy.deepcopy(base))
     if classes is not None:
         config["model"]["numclasses"] = classes

@@ -20,6 +20,13 @@ class RawData(NamedTuple):
     y_test: np.ndarray
 
 
+class PixelConstants(NamedTuple):
+    """Public constants by which pixels are normalised, channel by channel: (pixel / 255 − mean) / std."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
 class ArrayDataset(Dataset):
     """Records in memory, normalised by fixed public constants when they are read.
 

@@ -12,7 +12,7 @@ from dotmap import DotMap
 
 from cords_dp.config import thawed_copy
 from cords_dp.config.values import folder, path
-from cords_dp.datasets.arrays import ArrayDataset, RawData, Splits
+from cords_dp.datasets.arrays import ArrayDataset, PixelConstants, RawData, Splits
 from cords_dp.datasets.fetch import image_arrays
 from cords_dp.datasets.imbalance import cut_classes, inverted, keep_share, mild_imbalance, turned, wrong_labels
 from cords_dp.datasets.sources import Facts, find_source, source_names
@@ -90,7 +90,9 @@ def public_facts(cfg: Mapping[str, Any]) -> Facts | None:
     info = DATASETS.get(name)
     if info is None:
         return None
-    return Facts(info.shape, tuple(map(str, range(info.num_classes))), images=len(info.shape) == 3)
+    constants = PixelConstants(info.mean, info.std) if info.mean else None
+    classes = tuple(map(str, range(info.num_classes)))
+    return Facts(info.shape, classes, images=len(info.shape) == 3, constants=constants)
 
 
 def _why_not(name: str) -> str:

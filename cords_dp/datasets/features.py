@@ -1,10 +1,22 @@
-"""Features of records that a fixed, public transform computes: once, in bounded memory, kept on disk."""
+"""Features of records that a fixed, public transform computes: once, in bounded memory, kept on disk.
+
+Features tell as much as the records they come from. The folder of the cache is for the owner alone (0700, files 0600)
+and says so in a README; ``model.feature_cache=False`` keeps them in a file without a name, which is gone when the
+process ends, however it ends.
+
+Features are those of a record's x, whatever its label: labels are read from the dataset at every run, and what makes a
+record with an impossible label contribute nothing (`own.GuardedDataset`) is laid over the features, never under them.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Sequence
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,10 +28,16 @@ from torch.utils.data import Dataset
 from tqdm import tqdm
 
 from cords_dp.datasets.arrays import ArrayDataset
+from cords_dp.datasets.batches import records_at
+from cords_dp.datasets.own import GuardedDataset, RealTargets
 from cords_dp.errors import DatasetUnavailableError
-from cords_dp.files import replacing
+from cords_dp.files import remove_stale, replacing
 
 _BATCH = 256
+_README = """The files in this folder hold features of records, as private as the records themselves.
+They are for their owner's eyes and can be removed at any time; a run that needs them computes them again.
+A run with model.feature_cache=False (run_experiment.py --no-feature-cache) leaves nothing here.
+"""
 
 
 class Transform(Protocol):
@@ -33,44 +51,121 @@ class Transform(Protocol):
 
 
 class FeatureDataset(Dataset):
-    """Ready features of a dataset's records, read from disk in half precision."""
+    """Ready features of a dataset's records, read from disk in half precision. ``rows``: which of those stored."""
 
-    def __init__(self, features: np.ndarray, source: ArrayDataset):
-        self.features, self.source = torch.from_numpy(features), source
+    def __init__(self, features: np.ndarray, all_targets: Tensor, rows: Tensor):
+        self.features, self.all_targets, self.rows = torch.from_numpy(features), all_targets, rows
 
     @property
     def targets(self) -> Tensor:
-        return self.source.targets
+        return self.all_targets[self.rows]
 
     def __len__(self) -> int:
-        return len(self.source)
+        return len(self.rows)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         x, y = self.batch([index])
         return x[0], y[0]
 
     def batch(self, indices: Sequence[int] | np.ndarray | Tensor) -> tuple[Tensor, Tensor]:
-        rows = self.source.rows[torch.as_tensor(indices, dtype=torch.int64)]
-        return self.features[rows].float(), self.source.all_targets[rows]
+        rows = self.rows[torch.as_tensor(indices, dtype=torch.int64)]
+        return self.features[rows].float(), self.all_targets[rows]
 
 
-def with_features(dataset: Dataset, transform: Transform, cache: Path, *, progress: bool = True) -> Dataset:
+def with_features(
+    dataset: Dataset, transform: Transform, cache: Path | None, *, progress: bool = True, device: str = "cpu"
+) -> Dataset:
     """The dataset with every record passed through ``transform``: computed once, in bounded memory.
 
-    The features of all published records are kept, so that every split of them finds its own. The file is
-    named after the records' bytes and the transform. Datasets of other kinds are left as they are; the model
-    then transforms each batch anew.
+    Of a dataset that picks rows out of a store (``read``, ``rows``, ``all_targets``), the features of the whole store
+    are kept, so that every split of it finds its own. The file is named after the records' content and the transform.
+    ``cache``: the folder, or None to keep nothing.
     """
-    if not isinstance(dataset, ArrayDataset):
-        return dataset
-    path = cache / f"{transform.name}-{_fingerprint(dataset, transform)}.npy"
+    if isinstance(dataset, GuardedDataset):
+        inner = with_features(dataset.source, transform, cache, progress=progress, device=device)
+        return GuardedDataset(inner, dataset.num_classes)
+    if isinstance(dataset, RealTargets):
+        return RealTargets(with_features(dataset.source, transform, cache, progress=progress, device=device))
+    store = _Store(dataset, progress)
+    shape = (store.size, *transform.feature_shape)
+    if cache is None:
+        with tempfile.TemporaryFile(prefix="cords_dp-") as file:  # it has no name, and ends with the last who maps it
+            features = np.memmap(file, dtype=np.float16, mode="w+", shape=shape)
+            _write_features(store, transform, features, progress, device)
+        return FeatureDataset(features, store.targets, store.rows)
+    path = cache / f"{re.sub(r'[^0-9A-Za-z.-]', '_', transform.name)}-{store.fingerprint(transform)}.npy"
     if not path.is_file():
-        cache.mkdir(parents=True, exist_ok=True)
+        _make_private(cache)
         with FileLock(path.with_suffix(".lock")):  # two runs that start together compute them once
             if not path.is_file():
                 with replacing(path) as temporary:
-                    _write_features(dataset, transform, temporary, progress)
-    return FeatureDataset(_stored(path, (len(dataset.x), *transform.feature_shape)), dataset)
+                    os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+                    features = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.float16, shape=shape)
+                    _write_features(store, transform, features, progress, device)
+                    features.flush()
+    return FeatureDataset(_stored(path, shape), store.targets, store.rows)
+
+
+def _make_private(cache: Path) -> None:
+    cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with contextlib.suppress(PermissionError):  # somebody else's folder, where this run may write all the same
+        cache.chmod(0o700)
+    if not (cache / "README.txt").exists():
+        (cache / "README.txt").write_text(_README)
+    remove_stale(cache)  # of a run that was killed
+
+
+class _Store:
+    """All records behind a dataset, a few at a time, their labels, and which of them the dataset picks."""
+
+    def __init__(self, dataset: Dataset, progress: bool):
+        self.dataset, self.progress = dataset, progress
+        self.picks = hasattr(dataset, "read") and hasattr(dataset, "all_targets") and hasattr(dataset, "rows")
+        if self.picks:
+            self.size, self.rows = len(dataset.all_targets), torch.as_tensor(dataset.rows)  # type: ignore[attr-defined]
+        else:
+            self.size = len(dataset)  # type: ignore[arg-type]
+            self.rows = torch.arange(self.size)
+        self._labels: list[Tensor] = []
+
+    def batches(self, size: int) -> Iterator[Tensor]:
+        """The x of all records in order. Labels that a dataset does not list are noted on the way."""
+        noted: list[Tensor] = []
+        for start in range(0, self.size, size):
+            rows = torch.arange(start, min(start + size, self.size))
+            if self.picks:
+                yield self.dataset.read(rows)[0]  # type: ignore[attr-defined]
+            else:
+                x, y = records_at(self.dataset, rows.numpy())
+                noted.append(y)
+                yield x
+        self._labels = noted
+
+    @property
+    def targets(self) -> Tensor:
+        if self.picks:
+            return self.dataset.all_targets  # type: ignore[attr-defined]
+        return torch.cat(self._labels)
+
+    def fingerprint(self, transform: Transform) -> str:
+        constants = getattr(self.dataset, "constants", None)
+        digest = hashlib.sha256(json.dumps([*transform.settings, constants]).encode())
+        for piece in self._content():
+            digest.update(piece)
+        return digest.hexdigest()[:24]
+
+    def _content(self) -> Iterator[bytes]:
+        """What decides the records, in pieces: bytes as they are stored where the dataset can give them."""
+        if isinstance(self.dataset, ArrayDataset):
+            for start in range(0, self.size, _BATCH):
+                yield self.dataset.x[start : start + _BATCH].numpy().tobytes()
+        elif self.picks and hasattr(self.dataset, "content"):
+            yield from self.dataset.content()
+        else:
+            with tqdm(total=self.size, unit="record", desc="reading", disable=not self.progress, leave=False) as bar:
+                for x in self.batches(_BATCH):
+                    yield str((x.dtype, *x.shape[1:])).encode() + x.contiguous().numpy().tobytes()
+                    bar.update(len(x))
 
 
 def _stored(path: Path, shape: tuple[int, ...]) -> np.ndarray:
@@ -85,19 +180,11 @@ def _stored(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     raise DatasetUnavailableError(f"the features in {path.name} are not those of this dataset; remove the file")
 
 
-def _fingerprint(dataset: ArrayDataset, transform: Transform) -> str:
-    settings = json.dumps([*transform.settings, dataset.constants])
-    digest = hashlib.sha256(settings.encode())
-    digest.update(dataset.x.numpy().tobytes())
-    return digest.hexdigest()[:24]
-
-
-def _write_features(dataset: ArrayDataset, transform: Transform, path: Path, progress: bool) -> None:
-    total = len(dataset.x)
-    store = np.lib.format.open_memmap(path, mode="w+", dtype=np.float16, shape=(total, *transform.feature_shape))
-    with tqdm(total=total, unit="record", desc=transform.name, disable=not progress, leave=False) as bar:
-        for start in range(0, total, _BATCH):
-            rows = torch.arange(start, min(start + _BATCH, total))
-            store[start : start + len(rows)] = transform(dataset.read(rows)[0]).numpy().astype(np.float16)
-            bar.update(len(rows))
-    store.flush()
+def _write_features(store: _Store, transform: Transform, features: np.ndarray, progress: bool, device: str) -> None:
+    start = 0
+    with tqdm(total=store.size, unit="record", desc=transform.name, disable=not progress, leave=False) as bar:
+        for x in store.batches(getattr(transform, "batch", _BATCH)):
+            with np.errstate(over="ignore"):  # a feature that half precision cannot hold makes its record void
+                features[start : start + len(x)] = transform(x.to(device)).cpu().numpy().astype(np.float16)
+            start += len(x)
+            bar.update(len(x))

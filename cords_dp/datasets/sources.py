@@ -18,11 +18,12 @@ from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import torch
 from torch.utils.data import Dataset
 
 from cords_dp.config.keys import SOURCE_KEYS, Check
 from cords_dp.config.values import flag, number, path
-from cords_dp.datasets.arrays import Splits
+from cords_dp.datasets.arrays import PixelConstants, Splits
 from cords_dp.errors import ConfigError, DataError, MechanismError
 
 VALIDATION_FRACTION, TEST_FRACTION = 0.1, 0.2
@@ -42,13 +43,16 @@ class Facts:
 
     shape: of one record's tensor. classes: their names, in the order of the labels; empty for a regression. images: are
     the records images, C×H×W? norm: a length that no record's tensor exceeds, where one is known (`input_norm` of a
-    linear model, which ``optimizer.lr="auto"`` needs).
+    linear model, which ``optimizer.lr="auto"`` needs). constants: by which pixels were normalised, for backbones that
+    want others. dtype: of a record's tensor; texts are rows of bytes.
     """
 
     shape: tuple[int, ...]
     classes: tuple[str, ...]
     images: bool = False
     norm: float | None = None
+    constants: PixelConstants | None = None
+    dtype: torch.dtype = torch.float32
 
     @property
     def num_classes(self) -> int:

@@ -16,8 +16,9 @@ import torch
 from torch import nn
 
 from cords_dp.config.values import suggest, whole
-from cords_dp.datasets import glove_file, public_facts
+from cords_dp.datasets import PixelConstants, glove_file, public_facts
 from cords_dp.errors import ConfigError, CordsDPError, MechanismError
+from cords_dp.models.backbones import build_features, check_features
 
 ModelBuilder = Callable[..., nn.Module]
 _BUILDERS: dict[str, ModelBuilder] = {}
@@ -26,7 +27,8 @@ _BUILDERS: dict[str, ModelBuilder] = {}
 def register_model(name: str, builder: ModelBuilder, *, force: bool = False) -> None:
     """Make ``model.architecture = name`` build ``builder(num_classes=…, input_shape=…, **model.args)``.
 
-    A builder with an argument ``input_norm`` is also told the length that no record exceeds, where it is known.
+    A builder with an argument ``input_norm`` is also told the length that no record exceeds, where it is known, and one
+    with an argument ``features`` is given what ``model.features`` names (`frozen.Features`, or None).
     """
     if name in _BUILDERS and not force:
         raise MechanismError(f"there is a model {name!r} already; pass force=True to replace it")
@@ -44,6 +46,11 @@ def check_model(cfg: Mapping[str, Any], *, own_data: bool = False) -> None:
     name = section.get("architecture")
     if name not in _BUILDERS and name not in _cords_names():
         raise ConfigError("model.architecture", name, f"unknown; known are {', '.join(model_names())}")
+    if name in _BUILDERS and _takes(_BUILDERS[name], "features"):
+        check_features(section)
+    elif section.get("features") is not None:
+        fix = f"{name} has features of its own; use LinearHead, MLPHead or a registered model that takes features"
+        raise ConfigError("model.features", section["features"], fix)
     info = None if own_data else public_facts(cfg)
     _class_count(section, len(info.classes) or None if info else None)
     inputs = section.get("input_dim")
@@ -63,11 +70,17 @@ def _class_count(section: Mapping[str, Any], of_data: int | None) -> int | None:
 
 
 def build_model(
-    cfg: Mapping[str, Any], *, seed: int, num_classes: int | None = None, input_shape: Sequence[int] | None = None
+    cfg: Mapping[str, Any],
+    *,
+    seed: int,
+    num_classes: int | None = None,
+    input_shape: Sequence[int] | None = None,
+    constants: PixelConstants | None = None,
 ) -> nn.Module:
     """Build the model of a config with weights drawn from ``seed``, leaving torch's global RNG alone.
 
-    ``num_classes`` and ``input_shape`` are those of data that the config does not name.
+    ``num_classes`` and ``input_shape`` are those of data that the config does not name. ``constants``: by which the
+    pixels of the records are normalised, if that is known.
     """
     check_model(cfg, own_data=True)
     section = cfg["model"]
@@ -86,6 +99,8 @@ def build_model(
             args: dict[str, Any] = {"num_classes": classes, "input_shape": shape}
             if info and info.norm and info.shape == tuple(shape or ()) and _takes(_BUILDERS[name], "input_norm"):
                 args["input_norm"] = info.norm
+            if _takes(_BUILDERS[name], "features"):
+                args["features"] = build_features(section, shape or (), constants)
             return _built(name, _BUILDERS[name], args, section.get("args") or {})
         return _build_cords(name, section, classes, shape)
 

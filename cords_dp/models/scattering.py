@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from cords_dp.models.heads import LinearHead
 
 _BATCH = 256
 _PRIOR_IMAGES = 512
@@ -85,30 +86,11 @@ def natural_noise(count: int, shape: tuple[int, ...]) -> Tensor:
     return images / images.std(dim=(1, 2, 3), keepdim=True)
 
 
-class ScatterLinear(nn.Module):
-    """A linear classifier on scattering features. The last layer's input is the feature vector itself."""
+class ScatterLinear(LinearHead):
+    """``LinearHead`` with ``features="scattering"``, under its old name."""
 
     def __init__(self, num_classes: int, input_shape: Sequence[int]):
-        super().__init__()
-        self.input_transform = Scattering(input_shape)
-        self.features = int(np.prod(self.input_transform.feature_shape))
-        self.input_norm = self.features**0.5  # every image is scaled to mean square 1
-        self.linear = nn.Linear(self.features, num_classes)
-        nn.init.zeros_(self.linear.weight)  # a linear model needs no symmetry breaking
-        nn.init.zeros_(self.linear.bias)
-
-    def embed(self, x: Tensor) -> Tensor:
-        if tuple(x.shape[1:]) == self.input_transform.input_shape:
-            x = self.input_transform(x)
-        return x.flatten(1)
-
-    def forward(self, x: Tensor, last: bool = False, freeze: bool = False) -> Any:
-        embedding = self.embed(x)
-        out = self.linear(embedding)
-        return (out, embedding) if last else out
-
-    def get_embedding_dim(self) -> int:
-        return self.features
+        super().__init__(num_classes, input_shape, Scattering(input_shape))
 
 
 class ScatterCNN(nn.Module):

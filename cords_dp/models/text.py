@@ -28,10 +28,12 @@ class FrozenVectors(nn.Module):
 
 def freeze_vectors(model: nn.Module) -> list[str]:
     """Freeze the word vectors of CORDS' LSTM classifier; say so. Other models are left as they are."""
-    from cords_dp.toolkit import cords_models
-
     vectors = getattr(model, "embedding", None)
-    if not isinstance(model, cords_models.LSTMClassifier) or not isinstance(vectors, nn.Embedding):
+    if not isinstance(vectors, nn.Embedding):
+        return []
+    from cords_dp.toolkit import cords_models  # late: other models are loaded where CORDS is not installed
+
+    if not isinstance(model, cords_models.LSTMClassifier):
         return []
     model.embedding = FrozenVectors(vectors.weight)
     return ["trainable word vectors by frozen ones (noise on every word of the vocabulary would drown them)"]

@@ -69,7 +69,7 @@ def planned_learning_rate(cfg: Mapping[str, Any], plan: PrivacyPlan, model: nn.M
     """
     section, length = cfg["optimizer"], getattr(model, "input_norm", None)
     if length is None:
-        known = "ScatterLinear, LinearHead on a table, or a model with an attribute input_norm"
+        known = "LinearHead, MLPHead, ScatterLinear, or a model with an attribute input_norm"
         raise ConfigError("optimizer.lr", AUTO, f"works where the length of the model's inputs is known: {known}")
     if section["type"] != "sgd" or plan.noiseless or cfg.get("is_reg"):
         raise ConfigError("optimizer.lr", AUTO, "is a rule for classifiers and private sgd; give a number")

@@ -32,6 +32,7 @@ from cords_dp import toolkit
 from cords_dp.accounting import Account, Ledger, Reservation
 from cords_dp.config import config_digest, load_config, thawed_copy
 from cords_dp.datasets import (
+    PixelConstants,
     Splits,
     build_dataset,
     checked_splits,
@@ -120,13 +121,16 @@ class TrainClassifier(toolkit.TrainClassifier):
         self.train_seconds = 0.0
         self._epochs: PrivateEpochs | CordsEpochs | None = None
         self._remarks: list[str] = []
+        self._constants: PixelConstants | None = None  # of the configured dataset's pixels
 
     # -- CORDS' building blocks -------------------------------------------------------------------
 
     def create_model(self, num_classes: int | None = None, input_shape: Sequence[int] | None = None) -> nn.Module:
         """The configured model, made fit for per-example gradients where the strategy is private."""
         seed = Streams(self.run.seed).public_seed
-        model = build_model(self.run.config, seed=seed, num_classes=num_classes, input_shape=input_shape)
+        model = build_model(
+            self.run.config, seed=seed, num_classes=num_classes, input_shape=input_shape, constants=self._constants
+        )
         if self.run.strategy.private:
             model, replaced = make_private_ready(model)
             self._remarks += [f"{self.run.config['model']['architecture']}: replaced {what}." for what in replaced]
@@ -172,7 +176,8 @@ class TrainClassifier(toolkit.TrainClassifier):
         self._wandb = wandb_logger(run.config["train_args"], main=self.world.main)
         facts = public_facts(run.config) if data is None else None
         if facts is not None:
-            self.model = self._fitting_model(facts.num_classes, torch.zeros(facts.shape))
+            self._constants = facts.constants
+            self.model = self._fitting_model(facts.num_classes, torch.zeros(facts.shape, dtype=facts.dtype))
         sizes = known_sizes(run.config) if data is None else None
         if sizes is None:  # public, but they have to be counted
             own = data is not None or find_source(run.config["dataset"].get("name")) is not None
@@ -351,10 +356,12 @@ class TrainClassifier(toolkit.TrainClassifier):
         transform = getattr(model, "input_transform", None)
         if transform is None:
             return data
-        cache = Path(self.run.config["dataset"].get("datadir") or "data").expanduser() / "features"
+        kept = self.run.config["model"].get("feature_cache") is not False
+        folder = Path(self.run.config["dataset"].get("datadir") or "data").expanduser() / "features"
 
         def features(part: Dataset) -> Dataset:
-            return with_features(part, transform, cache, progress=self.show_progress)
+            cache = folder if kept else None
+            return with_features(part, transform, cache, progress=self.show_progress, device=self.run.device)
 
         return Splits(features(data.train), features(data.validation), features(data.test), data.num_classes)
 

@@ -1,0 +1,208 @@
+"""``dataset.name = "arrays"`` and ``"embeddings"``: x and y in ``.npz`` or ``.npy`` files.
+
+An ``.npz`` file (or a folder of ``.npy`` files) holds ``x`` and ``y``, which are split without looking at them, or
+``x_train``, ``y_train`` and, where there are sets of their own, ``x_val``, ``y_val``, ``x_test``, ``y_test``. A single
+``.npy`` file holds x, and ``labels`` names the file of y. Files are mapped, never read whole, unless they are
+compressed. Pixels (uint8) are scaled by public constants, other numbers are taken as they are. Labels are private, so
+the classes have to be declared.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cords_dp.config.values import path
+from cords_dp.datasets.array_files import open_arrays, pick
+from cords_dp.datasets.arrays import PixelConstants, Splits
+from cords_dp.datasets.sources import Facts, Source, check_split
+from cords_dp.datasets.stored import (
+    IMAGE_KEYS,
+    NO_CLASS,
+    OWN_SPLIT_KEYS,
+    StoredRecords,
+    class_names,
+    declared_classes,
+    label_numbers,
+    normalised,
+    pixel_constants,
+    refuse_empty,
+    split_stores,
+)
+from cords_dp.errors import ConfigError, DatasetUnavailableError
+
+_PIECE = 4096
+_X, _Y = ("x", "x_train"), ("y", "y_train")
+_OWN = {
+    "validation": (("x_val", "x_valid", "x_validation"), ("y_val", "y_valid", "y_validation")),
+    "test": (("x_test",), ("y_test",)),
+}
+
+
+class ArrayRecords(StoredRecords):
+    """Rows of an array: pixels N×H×W, N×H×W×C or N×C×H×W of 0…255, or any numbers."""
+
+    def __init__(self, x: np.ndarray, labels: Tensor, constants: PixelConstants | None):
+        super().__init__(labels)
+        self.x, self.constants = x, constants
+
+    def read(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        x = np.asarray(self.x[rows.numpy()])
+        if self.constants is None:
+            with np.errstate(over="ignore"):  # beyond float32 is not finite: such a record contributes nothing
+                return torch.from_numpy(x.astype(np.float32)), self.all_targets[rows]
+        pixels = torch.from_numpy(x)
+        if pixels.dim() == 3:
+            pixels = pixels[:, None]
+        elif not _channels_first(self.x.shape):
+            pixels = pixels.permute(0, 3, 1, 2)
+        return normalised(pixels, self.constants), self.all_targets[rows]
+
+    def content(self) -> Iterator[bytes]:
+        yield json.dumps(["array", str(self.x.dtype), list(self.x.shape)]).encode()
+        for start in range(0, len(self.x), _PIECE):
+            yield self.x[start : start + _PIECE].tobytes()
+
+
+class ArraySource(Source):
+    """Arrays of images or of numbers."""
+
+    name = "arrays"
+    keys = {
+        **OWN_SPLIT_KEYS,
+        **{key: IMAGE_KEYS[key] for key in ("mean", "std")},
+        "path": path,
+        "labels": path,
+        "classes": class_names,
+    }
+
+    def check(self, section: Mapping[str, Any], *, private: bool) -> None:
+        self.facts(section)
+        parts = _open(section)
+        check_split({**section, **{f"{part}_path": True for part in _OWN if getattr(parts, part) is not None}})
+
+    def facts(self, section: Mapping[str, Any]) -> Facts:
+        classes, x = declared_classes(section), _open(section).train.x
+        constants = _constants(section, x)
+        shape = _record_shape(x, constants)
+        self._check_shape(shape, constants)
+        return Facts(shape, classes, images=len(shape) == 3, constants=constants)
+
+    def _check_shape(self, shape: tuple[int, ...], constants: PixelConstants | None) -> None:
+        if not shape:
+            raise ConfigError("dataset.path", None, "x must have a row for each record")
+
+    def build(self, section: Mapping[str, Any], rng: np.random.Generator) -> Splits:
+        facts, parts = self.facts(section), _open(section)
+
+        def records(pair: _Pair) -> ArrayRecords:
+            if _record_shape(pair.x, _constants(section, pair.x)) != facts.shape:
+                raise DatasetUnavailableError("the arrays of the training, validation and test sets differ in shape")
+            made = ArrayRecords(pair.x, label_numbers(pair.y, facts.classes), facts.constants)
+            refuse_empty(made, "one of the arrays")
+            return made
+
+        own = [None if pair is None else records(pair) for pair in (parts.validation, parts.test)]
+        return split_stores(records(parts.train), own[0], own[1], section, rng, facts.num_classes)
+
+    def card(self, section: Mapping[str, Any]) -> dict[str, Any]:
+        facts = self.facts(section)
+        pixels = facts.constants and {"mean": list(facts.constants.mean), "std": list(facts.constants.std)}
+        return {"source": self.name, "shape": list(facts.shape), "classes": list(facts.classes), "pixels": pixels}
+
+    def read(self, card: Mapping[str, Any], path: str) -> ArrayRecords:
+        file = Path(path).expanduser()
+        arrays = open_arrays(file)
+        x = pick(arrays, ("x", "x_test")) if len(arrays) > 1 else next(iter(arrays.values()), None)
+        pixels = card["pixels"] and PixelConstants(tuple(card["pixels"]["mean"]), tuple(card["pixels"]["std"]))
+        if x is None:
+            raise DatasetUnavailableError(f"{file.name} holds no array x")
+        if (x.dtype == np.uint8) != bool(pixels) and x.ndim > 2:
+            raise DatasetUnavailableError(f"{file.name} holds {x.dtype}, unlike the arrays of the training")
+        if x.ndim < 2 or _record_shape(x, pixels or None) != tuple(card["shape"]):
+            raise DatasetUnavailableError(f"{file.name} holds records of another shape than {tuple(card['shape'])}")
+        return ArrayRecords(x, torch.full((len(x),), NO_CLASS), pixels or None)
+
+
+class EmbeddingSource(ArraySource):
+    """Vectors that a network of one's own has made of each record, scaled one by one by the model (`LinearHead`)."""
+
+    name = "embeddings"
+
+    def _check_shape(self, shape: tuple[int, ...], constants: PixelConstants | None) -> None:
+        if len(shape) != 1 or constants is not None:
+            raise ConfigError("dataset.name", self.name, "x must have one row of numbers for each record; use 'arrays'")
+
+
+class _Pair(NamedTuple):
+    x: np.ndarray
+    y: np.ndarray
+
+
+class _Parts(NamedTuple):
+    train: _Pair
+    validation: _Pair | None
+    test: _Pair | None
+
+
+def _open(section: Mapping[str, Any]) -> _Parts:
+    """The arrays that the section names, mapped, with shapes and types checked."""
+    if section.get("path") is None:
+        raise ConfigError("dataset.path", None, "say in which .npz or .npy file the records are")
+    main = path("dataset.path", section["path"])
+    arrays = open_arrays(main)
+    if section.get("labels") is not None:
+        labels = path("dataset.labels", section["labels"])
+        arrays = {"x": next(iter(arrays.values())), "y": next(iter(open_arrays(labels).values()))}
+    train = _pair(arrays, _X, _Y, main)
+    if train is None:
+        fix = "must hold x and y, or x_train and y_train; beside one .npy file dataset.labels names that of y"
+        raise ConfigError("dataset.path", str(section["path"]), fix)
+    own = {part: _pair(arrays, *names, main) for part, names in _OWN.items()}
+    for part in _OWN:
+        if section.get(f"{part}_path") is not None:
+            file = path(f"dataset.{part}_path", section[f"{part}_path"])
+            own[part] = _pair(open_arrays(file), ("x",), ("y",), file)
+            if own[part] is None:
+                raise ConfigError(f"dataset.{part}_path", str(section[f"{part}_path"]), "must hold x and y")
+    return _Parts(train, own["validation"], own["test"])
+
+
+def _pair(arrays: Mapping[str, np.ndarray], xs: tuple[str, ...], ys: tuple[str, ...], file: Path) -> _Pair | None:
+    x, y = pick(arrays, xs), pick(arrays, ys)
+    if x is None or y is None:
+        return None
+    y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
+    if x.ndim < 2 or x.dtype.kind not in "iufb" or y.ndim != 1 or y.dtype.kind not in "iubU":
+        raise DatasetUnavailableError(f"{file.name}: x must hold rows of numbers, y one whole number or name for each")
+    if len(x) != len(y):
+        raise DatasetUnavailableError(f"{file.name}: x has {len(x)} records and y {len(y)}")
+    return _Pair(x, y)
+
+
+def _channels_first(shape: tuple[int, ...]) -> bool:
+    return shape[1] in (1, 3)
+
+
+def _constants(section: Mapping[str, Any], x: np.ndarray) -> PixelConstants | None:
+    """Of pixels: bytes in the form of images."""
+    if x.dtype != np.uint8 or x.ndim not in (3, 4):
+        return None
+    channels = 1 if x.ndim == 3 else x.shape[1] if _channels_first(x.shape) else x.shape[3]
+    if channels not in (1, 3):
+        raise ConfigError("dataset.path", None, f"images must have 1 or 3 channels, not {channels}")
+    return pixel_constants(section, channels)
+
+
+def _record_shape(x: np.ndarray, constants: PixelConstants | None) -> tuple[int, ...]:
+    if constants is None:
+        return tuple(x.shape[1:])
+    if x.ndim == 3:
+        return (1, *x.shape[1:])
+    return tuple(x.shape[1:]) if _channels_first(x.shape) else (x.shape[3], *x.shape[1:3])

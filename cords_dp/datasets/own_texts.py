@@ -1,0 +1,184 @@
+"""``dataset.name = "text"``: texts and labels in columns of a ``.csv``, ``.tsv`` or ``.jsonl`` file.
+
+Texts become rows of bytes (`texts`) in a file without a name, so that memory stays bounded; a model reads them by
+``model.features = "sentence:FOLDER"``. Public are the columns, the classes and how many records there are. A line that
+cannot be parsed is an empty text without a label: it contributes nothing, and nothing is said about it.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cords_dp.config.values import path, text, whole
+from cords_dp.datasets.arrays import Splits
+from cords_dp.datasets.sources import Facts, Source, check_split
+from cords_dp.datasets.stored import (
+    NO_CLASS,
+    OWN_SPLIT_KEYS,
+    StoredRecords,
+    class_names,
+    declared_classes,
+    label_numbers,
+    refuse_empty,
+    split_stores,
+)
+from cords_dp.datasets.texts import TEXT_LENGTH, encode_texts
+from cords_dp.errors import ConfigError, DatasetUnavailableError
+
+_PIECE = 4096
+_SEPARATORS = {".csv": ",", ".tsv": "\t"}
+
+
+class ByteRecords(StoredRecords):
+    """Texts as rows of bytes."""
+
+    def __init__(self, x: np.ndarray, labels: Tensor):
+        super().__init__(labels)
+        self.x = x
+
+    def read(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.from_numpy(np.asarray(self.x[rows.numpy()])), self.all_targets[rows]
+
+    def content(self) -> Iterator[bytes]:
+        yield json.dumps(["text", self.x.shape[1]]).encode()
+        for start in range(0, len(self.x), _PIECE):
+            yield self.x[start : start + _PIECE].tobytes()
+
+
+def byte_records(pairs: Iterator[tuple[Any, Any]], total: int, length: int, classes: tuple[str, ...]) -> ByteRecords:
+    """(text, label) pairs, kept in a file that has no name and ends with the process."""
+    labels = np.empty(total, dtype=object)
+    with tempfile.TemporaryFile(prefix="cords_dp-") as file:
+        rows = np.memmap(file, dtype=np.uint8, mode="w+", shape=(max(total, 1), length))
+    for place, (words, label) in zip(range(total), pairs, strict=False):
+        rows[place] = encode_texts([words], length)[0].numpy()
+        labels[place] = label
+    return ByteRecords(rows[:total], label_numbers(labels, classes))
+
+
+class TextSource(Source):
+    """A column of texts and a column of labels."""
+
+    name = "text"
+    keys = {
+        **OWN_SPLIT_KEYS,
+        "path": path,
+        "text": text,
+        "target": text,
+        "classes": class_names,
+        "max_length": partial(whole, low=8, high=100_000),
+    }
+
+    def check(self, section: Mapping[str, Any], *, private: bool) -> None:
+        self.facts(section)
+        for key in ("path", "validation_path", "test_path"):
+            if section.get(key) is not None or key == "path":
+                _check_columns(f"dataset.{key}", section.get(key), _columns(section))
+        check_split(section)
+
+    def facts(self, section: Mapping[str, Any]) -> Facts:
+        return Facts((_length(section),), declared_classes(section), dtype=torch.uint8)
+
+    def build(self, section: Mapping[str, Any], rng: np.random.Generator) -> Splits:
+        classes = declared_classes(section)
+
+        def records(key: str) -> ByteRecords | None:
+            if section.get(key) is None:
+                return None
+            file, columns = path(f"dataset.{key}", section[key]), _columns(section)
+            made = byte_records(_pairs(file, columns), _count(file), _length(section), classes)
+            refuse_empty(made, file.name)
+            return made
+
+        train = records("path")
+        assert train is not None
+        return split_stores(train, records("validation_path"), records("test_path"), section, rng, len(classes))
+
+    def card(self, section: Mapping[str, Any]) -> dict[str, Any]:
+        facts = self.facts(section)
+        return {
+            "source": self.name,
+            "shape": list(facts.shape),
+            "classes": list(facts.classes),
+            "text": _columns(section)[0],
+        }
+
+    def read(self, card: Mapping[str, Any], path: str) -> ByteRecords:
+        file = Path(path).expanduser()
+        columns = (str(card["text"]), None)
+        _check_columns("--input", file, columns)
+        return byte_records(_pairs(file, columns), _count(file), int(card["shape"][0]), ())
+
+
+Columns = tuple[str, str | None]  # of texts, and of labels where they are wanted
+
+
+def _columns(section: Mapping[str, Any]) -> Columns:
+    return section.get("text") or "text", section.get("target") or "label"
+
+
+def _length(section: Mapping[str, Any]) -> int:
+    return section.get("max_length") or TEXT_LENGTH
+
+
+def _check_columns(key: str, value: Any, columns: Columns) -> None:
+    """The file is there, of a known kind, and its header has the columns; lines of JSON have none to look at."""
+    file = path(key, value if value is not None else "")
+    if file.suffix not in (*_SEPARATORS, ".jsonl"):
+        raise ConfigError(key, None if value is None else str(value), "must be a .csv, .tsv or .jsonl file")
+    if not file.is_file():
+        raise DatasetUnavailableError(f"there is no file {file.name} ({key})")
+    if file.suffix == ".jsonl":
+        return
+    header = next(_lines(file), [])
+    for column in columns:
+        if column is not None and column not in header:
+            raise DatasetUnavailableError(f"{file.name} has no column {column!r}; its first line must name the columns")
+
+
+def _lines(file: Path) -> Iterator[list[str]]:
+    """Lines of a table. Whatever a field holds, the reader goes on."""
+    limit = csv.field_size_limit(sys.maxsize)
+    try:
+        with open(file, encoding="utf-8-sig", errors="replace", newline="") as content:
+            yield from csv.reader((line.replace("\0", " ") for line in content), delimiter=_SEPARATORS[file.suffix])
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _records(file: Path) -> Iterator[Mapping[str, Any]]:
+    if file.suffix == ".jsonl":
+        with open(file, encoding="utf-8-sig", errors="replace") as content:
+            yield from (_parsed(line) for line in content if line.strip())
+        return
+    lines = _lines(file)
+    header = next(lines, [])
+    yield from (dict(zip(header, line, strict=False)) for line in lines if line)
+
+
+def _parsed(line: str) -> Mapping[str, Any]:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _pairs(file: Path, columns: Columns) -> Iterator[tuple[Any, Any]]:
+    words, label = columns
+    return ((record.get(words), record.get(label) if label is not None else NO_CLASS) for record in _records(file))
+
+
+def _count(file: Path) -> int:
+    return sum(1 for _ in _records(file))
