@@ -1,5 +1,6 @@
 """Datasets: how they are fetched, made and split. Only fixed public constants touch the records."""
 
+from cords_dp.datasets.adult import AdultSource
 from cords_dp.datasets.arrays import ArrayDataset, PixelConstants, Splits
 from cords_dp.datasets.batches import records_at, sequential_batches
 from cords_dp.datasets.binding import data_binding
@@ -29,6 +30,7 @@ for _source in (FolderSource(), ArraySource(), EmbeddingSource(), TextSource(), 
     register_source(_source)
 
 register_source(TableSource())
+register_source(AdultSource())
 
 __all__ = [
     "DATASETS",

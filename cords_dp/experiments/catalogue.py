@@ -6,6 +6,7 @@ import copy
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from dotmap import DotMap
@@ -13,7 +14,8 @@ from dotmap import DotMap
 from cords_dp.config import apply_override, config_for
 from cords_dp.config.presets import PAPER_SELECTION, merge_into, paper_model
 from cords_dp.errors import ConfigError
-from cords_dp.experiments.jobs import Job
+from cords_dp.experiments.by_group import execute_by_group
+from cords_dp.experiments.jobs import Job, execute
 from cords_dp.experiments.paper import FRACTIONS
 
 PRESETS = ("quick", "cpu", "full")
@@ -83,6 +85,7 @@ class Experiment:
     first_seed: int = 0
     reference: str = ""  # the method that the others are compared with, seed by seed
     in_study: bool = True  # part of "all"; otherwise a tool for choosing settings
+    groups: str = ""  # a column of a table, for whose categories accuracies are told one by one
 
 
 _SHORT = {"train_args": {"num_epochs": 10}, "dss_args": {"select_every": 5}}
@@ -91,6 +94,8 @@ _SPLITS = (0.1, 0.3, 0.5, 0.7, 0.9)
 _BOTH = ("mnist", "cifar10")
 _ODD_CUT = {"cut_classes": [1, 3, 5, 7, 9], "cut_share": 0.05}
 _MOVED = {"label_noise": 0.4, "label_noise_kind": "pair"}
+
+FEW_WOMEN = {"cut_column": "sex", "cut_values": ["Female"], "cut_share": 0.05}
 
 EXPERIMENTS: dict[str, Experiment] = {
     "main": Experiment(
@@ -175,6 +180,19 @@ EXPERIMENTS: dict[str, Experiment] = {
             "90 % of images turned": {"dataset": {"feature": "shift", "rotated_share": 0.9}},
         },
     ),
+    "adult": Experiment(
+        "Ours: UCI's Adult, a table, as it is and collected mostly from men, tested on everyone",
+        "over_scenario",
+        {
+            "quick": Scale(("uci_adult",), (0.1,), (1.0,), seeds=1, changes=_SHORT),
+            "cpu": Scale(("uci_adult",), (0.1,), (1.0, 3.0, 8.0), seeds=5),
+            "full": Scale(("uci_adult",), (0.1, 0.3), (0.5, 1.0, 3.0, 8.0), seeds=20),
+        },
+        methods=("GLISTERDP", "RandomDP", *_RIVALS, "FullDP, equal compute", "FullDP"),
+        reference="FullDP, equal compute",
+        scenarios={"nothing": {}, "few women": {"dataset": FEW_WOMEN}},
+        groups="sex",
+    ),
     "rates": Experiment(
         "Choosing learning rates, on scenarios and seeds that no table reports and on held-out training records",
         "over_scenario",
@@ -251,7 +269,8 @@ def experiment_jobs(name: str, preset: str, choice: Choice = Choice()) -> list[J
             labels |= {"scenario": scenario} if scenario else {}
             labels |= {} if split is None else {"split": split}
             labels |= {} if rate is None else {"method": f"{method}, rate × {rate:g}"}
-            jobs.append(Job(config.toDict(), {**labels, "seed": seed}))
+            work = partial(execute_by_group, column=experiment.groups) if experiment.groups else execute
+            jobs.append(Job(config.toDict(), {**labels, "seed": seed}, work))
     return jobs
 
 

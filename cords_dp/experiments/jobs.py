@@ -29,7 +29,11 @@ def execute(config: Mapping[str, Any]) -> dict[str, bytes]:
 
     with tempfile.TemporaryDirectory(prefix="cords_dp-") as folder:
         run_experiment(DotMap(to_plain(config)), Path(folder), progress=False)
-        return {name: (Path(folder) / name).read_bytes() for name in _KEPT if (Path(folder) / name).is_file()}
+        return kept_files(Path(folder))
+
+
+def kept_files(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in _KEPT if (folder / name).is_file()}
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from cords_dp.experiments.jobs import Job
 from cords_dp.experiments.paper import CLAIMS, imbalance_table
 from cords_dp.experiments.sweep import Backend, run_jobs
 from cords_dp.report.figures import draw
-from cords_dp.report.tables import accuracy_tables, paired_differences, paper_comparison, to_markdown
+from cords_dp.report.tables import accuracy_tables, group_tables, paired_differences, paper_comparison, to_markdown
 
 
 def reproduce(name: str, preset: str, out: Path, backend: Backend, choice: Choice) -> dict[str, str]:
@@ -45,6 +45,8 @@ def _tables(experiment: Experiment, name: str, out: Path) -> str:
     frame = pd.read_csv(out / "runs.csv")
     parts = [f"## {experiment.title}"]
     for title, table in accuracy_tables(frame).items():
+        parts.append(f"### {title}\n\n{to_markdown(table)}")
+    for title, table in group_tables(frame).items():
         parts.append(f"### {title}\n\n{to_markdown(table)}")
     for title, table in paired_differences(frame, experiment.reference).items() if experiment.reference else ():
         parts.append(f"### {title}\n\n{to_markdown(table)}")

@@ -43,6 +43,18 @@ def accuracy_tables(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
     return tables
 
 
+def group_tables(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Accuracies of single groups of test records (columns ``accuracy_NAME``): methods × scenario and group."""
+    groups = [column for column in frame if column.startswith("accuracy_")]
+    tables = {}
+    for (dataset, budget), part in frame.groupby(["dataset", "budget"], sort=False) if groups else ():
+        cells = part.groupby(["method", "scenario"], sort=False)[groups].agg(mean_std)
+        cells = cells.rename(columns=lambda column: column.removeprefix("accuracy_")).unstack("scenario", sort=False)
+        cells.columns = [f"{scenario}: {group}" for group, scenario in cells.columns]
+        tables[f"{dataset}, ε = {budget:g}: by group"] = cells.rename_axis("method").reset_index()
+    return tables
+
+
 def paired_differences(frame: pd.DataFrame, reference: str) -> dict[str, pd.DataFrame]:
     """Points by which each method exceeds the reference, seed by seed, with a 95 % interval (Student's t) for the mean.
 

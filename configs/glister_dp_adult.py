@@ -1,0 +1,10 @@
+"""UCI's Adult, a table: DP-SGD on a subset chosen privately by GLISTER-DP."""
+
+from cords_dp import config_for
+
+config = config_for(
+    "uci_adult",
+    "GLISTERDP",
+    dss_args=dict(fraction=0.3),
+    privacy=dict(epsilon=1.0),
+)
