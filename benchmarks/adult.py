@@ -3,8 +3,8 @@
     python3 -m venv peers && peers/bin/pip install "scikit-learn<1.8" interpret-core diffprivlib pandas
     python benchmarks/adult.py --peers peers/bin/python
 
-Ours pay for D and for V; the peers train on D ∪ V together, and their ε is what they state themselves. Prints a table and
-writes every run to runs.csv. See `benchmarks/adult_peers.py` for the peers' settings.
+Ours pay for D and for V; the peers train on D ∪ V together, and their ε is what they state themselves. Prints a table
+and writes every run to runs.csv. See `benchmarks/adult_peers.py` for the peers' settings.
 """
 
 from __future__ import annotations
