@@ -97,6 +97,7 @@ class TrainClassifier(toolkit.TrainClassifier):
     logger: logging.Logger
     run: Run
     progress: Progress
+    record: Tensor  # zeros in the shape and type of a record, which are public
     _total_steps: int
 
     def __init__(self, config_file_data: DotMap | Mapping[str, Any] | str | PathLike[str]):
@@ -197,6 +198,7 @@ class TrainClassifier(toolkit.TrainClassifier):
 
     def _fitting_model(self, num_classes: int, record: Tensor) -> nn.Module:
         """The configured model, refused where it cannot read such records."""
+        self.record = torch.zeros_like(record)
         model = self.create_model(num_classes, record.shape)
         if self.run.strategy.private:
             check_input(model, record)
