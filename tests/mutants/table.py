@@ -614,7 +614,7 @@ _ACCOUNTING = [
     ),
     _mutant(
         "prepaid-twice", "one charge of an interrupted selection pays for several releases", "selection/session.py",
-        ("                prepaid.remove(entry)\n", "                pass\n"),
+        ("            prepaid.remove(entry)\n", "            pass\n"),
         KILLERS + "test_what_an_interrupted_selection_paid_counts_once",
     ),
     _mutant(
