@@ -64,6 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     check.add_argument("--epsilon", type=float, default=3.0, help="the budget to add (default 3)")
     check.set_defaults(handler=_check)
 
+    _add_data_commands(commands.add_parser("data", help="the public schema of a table: write a template, check a file"))
+
     gains = commands.add_parser("gains", help="plot true gains against what the mechanism samples (not private)")
     _add_config_arguments(gains)
     gains.add_argument("--out", type=Path, default=Path("runs/gains"), help="output folder")
@@ -152,6 +154,29 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     args = parser.parse_args(argv)
     return _guarded(args.handler, args)
+
+
+def _add_data_commands(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    describe = actions.add_parser("describe", help="write a schema to be filled in, from the header alone")
+    describe.add_argument("file", type=Path, metavar="FILE", help="a .csv, .parquet or .npz file")
+    describe.add_argument("--target", required=True, metavar="COLUMN", help="the column to predict")
+    describe.add_argument("--public-schema", type=Path, metavar="OUT", help="the schema (default: printed)")
+    describe.add_argument(
+        "--range", action="append", default=[], metavar="age=0:100", help="a public range; repeatable"
+    )
+    describe.add_argument(
+        "--categories", action="append", default=[], metavar="sex=Male,Female", help="public categories; repeatable"
+    )
+    describe.add_argument("--ignore", action="append", default=[], metavar="COLUMN", help="not used; repeatable")
+    describe.add_argument("--header", metavar="a,b,c", help="the names of the columns of a file that has no header")
+    describe.set_defaults(handler=_data_describe)
+    check = actions.add_parser("check", help="has a file the columns of a schema? No record is read")
+    check.add_argument("file", type=Path, metavar="FILE", help="a .csv, .parquet or .npz file")
+    check.add_argument("--schema", type=Path, required=True, metavar="FILE", help="the schema, YAML")
+    check.set_defaults(handler=_data_check)
+    for action in (describe, check):
+        action.add_argument("--delimiter", metavar="CHARACTER", help="of a CSV file (default: a comma)")
 
 
 def _add_config_arguments(parser: argparse.ArgumentParser) -> None:
@@ -280,6 +305,42 @@ def _tune(args: argparse.Namespace) -> int:
         progress=not args.quiet,
     )
     print(result.text())
+    return 0
+
+
+def _data_describe(args: argparse.Namespace) -> int:
+    from cords_dp.datasets.table.source import table_file
+    from cords_dp.datasets.table.template import parse_categories, parse_range, schema_template
+    from cords_dp.files import write_durably
+
+    header = [name.strip() for name in args.header.split(",")] if args.header else None
+    text = schema_template(
+        table_file(args.file, header=header, target=args.target, delimiter=args.delimiter, key="FILE"),
+        target=args.target,
+        ranges=dict(map(parse_range, args.range)),
+        categories=dict(map(parse_categories, args.categories)),
+        ignore=args.ignore,
+    )
+    text += "" if header is None else f"header: {json.dumps(header, ensure_ascii=False)}\n"
+    if args.public_schema is None:
+        print(text, end="")
+        return 0
+    if args.public_schema.exists():
+        raise ConfigError("--public-schema", args.public_schema.name, "is there already; it will not be overwritten")
+    write_durably(args.public_schema, text)
+    print(f"schema: {args.public_schema} ({text.count('TODO') - 1} values to be filled in)")
+    return 0
+
+
+def _data_check(args: argparse.Namespace) -> int:
+    from cords_dp.datasets.table.schema import load_schema
+    from cords_dp.datasets.table.source import check_header, table_file
+
+    schema = load_schema(args.schema)
+    name = schema.target.name
+    check_header(table_file(args.file, header=schema.header, target=name, delimiter=args.delimiter, key="FILE"), schema)
+    kind = f"{len(schema.classes)} classes" if schema.classes else "a number"
+    print(f"{args.file.name} has the {len(schema.columns)} columns of the schema: {schema.width} cells, target {kind}")
     return 0
 
 

@@ -259,3 +259,26 @@ def test_another_backbone_is_refused(tmp_path):
     np.testing.assert_array_equal(moved.predict_proba(x), expected)
     with pytest.raises(ModelUnavailableError, match="backbone"):
         load_model(tmp_path / "run", weights=tmp_path / "two.pth")
+
+
+def test_a_table_from_csv_to_predictions(tmp_path):
+    """By the schema in the run's card; values that were released for scaling are in it."""
+    rng = np.random.default_rng(0)
+    age, sex = rng.integers(18, 90, 900), rng.choice(["Male", "Female"], 900)
+    label = np.where((age > 50) ^ (sex == "Male"), "high", "low")
+    lines = [f"{a},{s},{t}" for a, s, t in zip(age, sex, label, strict=True)]
+    (tmp_path / "people.csv").write_text("\n".join(["age,sex,income", *lines]) + "\n")
+    schema = {
+        "target": {"name": "income", "classes": ["low", "high"]},
+        "columns": {"age": {"range": [0, 100]}, "sex": {"categories": ["Male", "Female"]}},
+    }
+    for scaling in ("range", "private"):
+        dataset = {"path": str(tmp_path / "people.csv"), "schema": schema, "scaling": scaling}
+        run = tmp_path / scaling
+        run_experiment(config("table", tmp_path, dataset), run, progress=False)
+        (tmp_path / "new.csv").write_text("age,sex\n70,Female\n20,Male\n")
+        frame = load_model(run).predict_file(tmp_path / "new.csv")
+        assert set(frame["prediction"]) <= {"low", "high"}
+        assert list(frame.columns) == ["record", "prediction", "p_low", "p_high"]
+        assert ("fitted" in json.loads((run / "model.json").read_text())["source"]) == (scaling == "private")
+        np.testing.assert_allclose(frame[["p_low", "p_high"]].sum(axis=1), 1, atol=1e-5)

@@ -21,11 +21,14 @@ from cords_dp.datasets.own_arrays import ArraySource, EmbeddingSource
 from cords_dp.datasets.own_texts import TextSource
 from cords_dp.datasets.padding import is_text, padded_splits, public_length
 from cords_dp.datasets.sources import Facts, Source, find_source, register_source, unregister_source
+from cords_dp.datasets.table import TableSource
 from cords_dp.datasets.text import glove_file
 from cords_dp.datasets.texts import TextRecords
 
 for _source in (FolderSource(), ArraySource(), EmbeddingSource(), TextSource(), HubSource()):
     register_source(_source)
+
+register_source(TableSource())
 
 __all__ = [
     "DATASETS",

@@ -16,7 +16,7 @@ import yaml
 from dotmap import DotMap
 
 from cords_dp.config import thawed_copy, to_plain
-from cords_dp.datasets import find_source, public_facts
+from cords_dp.datasets import public_facts
 from cords_dp.distributed import current_world
 from cords_dp.files import remove_stale, write_durably
 from cords_dp.memory import keep_freed_memory
@@ -119,7 +119,7 @@ def _card(trainer: TrainClassifier) -> ModelCard:
     assert trainer.model is not None
     assert trainer.data is not None
     config, run = trainer.run.config, trainer.run
-    facts, source = public_facts(config), find_source(config["dataset"].get("name"))
+    facts = public_facts(config)
     outputs = trainer.data.num_classes
     section = {key: value for key, value in to_plain(config["model"]).items() if key != "feature_cache"}
     return ModelCard(
@@ -133,7 +133,7 @@ def _card(trainer: TrainClassifier) -> ModelCard:
         pixels=facts.constants if facts else None,
         input_norm=facts.norm if facts else None,
         features=features_of(trainer.model),
-        source=source.card(config["dataset"]) if source else None,
+        source=trainer.card(),
     )
 
 

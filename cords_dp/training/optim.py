@@ -71,8 +71,8 @@ def planned_learning_rate(cfg: Mapping[str, Any], plan: PrivacyPlan, model: nn.M
     if length is None:
         known = "LinearHead, MLPHead, ScatterLinear, or a model with an attribute input_norm"
         raise ConfigError("optimizer.lr", AUTO, f"works where the length of the model's inputs is known: {known}")
-    if section["type"] != "sgd" or plan.noiseless:
-        raise ConfigError("optimizer.lr", AUTO, "is a rule for private sgd; give a number")
+    if section["type"] != "sgd" or plan.noiseless or cfg.get("is_reg"):
+        raise ConfigError("optimizer.lr", AUTO, "is a rule for classifiers and private sgd; give a number")
     per_unit = plan.sigma * plan.privacy.max_grad_norm * math.sqrt(plan.shape.steps) * float(length)
     planned = _LOGIT_NOISE * plan.shape.batch_size * (1 - (section.get("momentum") or 0.0)) / per_unit
     return planned * (section.get("lr_scale") or 1.0)

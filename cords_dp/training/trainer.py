@@ -75,6 +75,7 @@ from cords_dp.training.logs import (
 )
 from cords_dp.training.losses import RecordMSELoss
 from cords_dp.training.optim import build_optimizer, build_scheduler, planned_learning_rate
+from cords_dp.training.preparation import prepared_splits, released_fit
 from cords_dp.training.run import Run, resolve
 from cords_dp.training.source import build_source
 from cords_dp.training.stepping import build_engine
@@ -123,6 +124,7 @@ class TrainClassifier(toolkit.TrainClassifier):
         self._epochs: PrivateEpochs | CordsEpochs | None = None
         self._remarks: list[str] = []
         self._constants: PixelConstants | None = None  # of the configured dataset's pixels
+        self._fit: dict[str, Any] | None = None
 
     # -- CORDS' building blocks -------------------------------------------------------------------
 
@@ -266,7 +268,7 @@ class TrainClassifier(toolkit.TrainClassifier):
             seed_global_generators(streams, self.world.rank)
         if self.world.size > 1:
             DPDDP(model)  # sends rank 0's weights to the others
-        data = self.data = self._with_features(data, model)
+        data = self.data = self._with_features(self._prepared(data, streams), model)
         self._total_steps = plan.shape.steps if plan else 0
         optimizer, scheduler = self.optimizer_with_scheduler(model)
         decay = plan.privacy.ema_decay if plan else 0.0
@@ -352,6 +354,26 @@ class TrainClassifier(toolkit.TrainClassifier):
     def _released(self) -> nn.Module:
         """The model that is evaluated and released: the average of the steps where one is kept."""
         return self.progress.model if self.progress.average is None else self.progress.average.model
+
+    def _prepared(self, data: Splits, streams: Streams) -> Splits:
+        """The sets as values that are fitted on D want them; they are released once a run, by rank 0."""
+        source = find_source(self.run.config["dataset"].get("name"))
+        if self.plan is None or self.plan.preparation is None or source is None:
+            return data
+        fit = None
+        if self.world.main:
+            fit = released_fit(source, data, self.plan, self.ledger, streams.numpy("preparation"))
+        self._fit = self.world.share(fit)
+        assert self._fit is not None
+        return prepared_splits(source, data, self._fit)
+
+    def card(self) -> dict[str, Any] | None:
+        """What a prediction needs to know about records of the user's own; None for other data. Public values."""
+        source = find_source(self.run.config["dataset"].get("name"))
+        if source is None:
+            return None
+        card = source.card(self.run.config["dataset"])
+        return card if self._fit is None else {**card, "fitted": self._fit}
 
     def _with_features(self, data: Splits, model: nn.Module) -> Splits:
         """Pass every record through the model's fixed input transform once, where it has one."""

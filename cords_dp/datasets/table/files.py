@@ -1,0 +1,247 @@
+"""Files that hold a table: their header, which is public, and their columns, a few thousand rows at a time.
+
+What a parser says about a bad file can quote the line that it stumbled over. It is never shown, and errors are raised
+outside of the handlers, so that no traceback shows the cause either.
+"""
+
+from __future__ import annotations
+
+import io
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pa_parquet
+
+from cords_dp.datasets.table.lines import SEPARATOR, clean_blocks
+from cords_dp.errors import DatasetUnavailableError
+
+SUFFIXES = (".csv", ".tsv", ".txt", ".data", ".parquet", ".npz")
+_ROWS = 1 << 16
+_LONGEST_HEADER = 1 << 22
+
+Chunk = Mapping[str, pa.Array]
+
+
+class TableFile(ABC):
+    """path: the file. header: the names of its columns, in its order. types: how columns are stored, where the file
+    says so: "number" or "text", or another type's name."""
+
+    path: Path
+    header: tuple[str, ...]
+    types: Mapping[str, str]
+
+    @abstractmethod
+    def chunks(self, names: Sequence[str]) -> Iterator[Chunk]:
+        """These columns of all rows, in the file's order. Private values."""
+
+
+def open_table(path: Path, *, header: Sequence[str] | None = None, target: str = "", delimiter: str = "") -> TableFile:
+    """The table in a file, of which the header is read. ``target``: what ``y`` of an .npz file is called."""
+    if path.suffix == ".parquet":
+        return _Parquet(path)
+    if path.suffix == ".npz":
+        return _Arrays(path, target)
+    return _Csv(path, header, delimiter or ("\t" if path.suffix == ".tsv" else ","))
+
+
+def _damaged(path: Path) -> DatasetUnavailableError:
+    return DatasetUnavailableError(f"{path.name} cannot be read as a table: it is damaged, cut off or of another kind")
+
+
+class _Csv(TableFile):
+    """One line, one record. Columns are texts; what they mean is for the schema to say."""
+
+    def __init__(self, path: Path, header: Sequence[str] | None, delimiter: str):
+        self.path, self._named, self._delimiter = path, header is None, delimiter
+        self.header = _header_line(path, delimiter) if header is None else tuple(header)
+        self.types = {}
+
+    def chunks(self, names: Sequence[str]) -> Iterator[Chunk]:
+        places = {name: str(self.header.index(name)) for name in names}
+        with open(self.path, "rb") as file:
+            if self._named:
+                file.readline(_LONGEST_HEADER)
+            for block in clean_blocks(file, len(self.header), self._delimiter):
+                table = _parsed(block, len(self.header), sorted(set(places.values())))
+                if table is None:
+                    raise _damaged(self.path)
+                yield {name: table.column(place).combine_chunks() for name, place in places.items()}
+
+
+def _parsed(block: bytes, width: int, wanted: list[str]) -> pa.Table | None:
+    """Lines in their one form as columns of text. No type is inferred from values."""
+    names = [str(place) for place in range(width)]
+    try:
+        return pa_csv.read_csv(
+            io.BytesIO(block),
+            read_options=pa_csv.ReadOptions(column_names=names, block_size=len(block) + 1),
+            parse_options=pa_csv.ParseOptions(
+                delimiter=SEPARATOR, quote_char=False, escape_char=False, ignore_empty_lines=False
+            ),
+            convert_options=pa_csv.ConvertOptions(
+                column_types={name: pa.string() for name in names},
+                include_columns=wanted,
+                strings_can_be_null=False,
+                check_utf8=False,  # `clean_blocks` has seen to it
+            ),
+        )
+    except Exception:
+        return None
+
+
+def _header_line(path: Path, delimiter: str) -> tuple[str, ...]:
+    import csv
+
+    with open(path, "rb") as file:
+        line = file.readline(_LONGEST_HEADER).decode("utf-8-sig", errors="replace").rstrip("\r\n")
+    try:
+        names = tuple(name.strip() for name in next(csv.reader([line], delimiter=delimiter, strict=True)))
+    except (csv.Error, StopIteration):
+        names = ()
+    return _checked_header(path, names)
+
+
+def _checked_header(path: Path, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Refuse what is no header. Its words are not shown: without a header they would be the first record's."""
+    if not names or not all(names) or any(_is_number(name) for name in names):
+        raise DatasetUnavailableError(
+            f"the first line of {path.name} does not name the columns; list them under `header` in the schema"
+        )
+    if len(set(names)) < len(names):
+        raise DatasetUnavailableError(f"the header of {path.name} names a column twice")
+    return names
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+class _Parquet(TableFile):
+    """Row groups are read a few thousand rows at a time."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        try:
+            schema = pa_parquet.read_schema(path)
+        except Exception:
+            schema = None
+        if schema is None:
+            raise _damaged(path)
+        self.header = _checked_header(path, tuple(schema.names))
+        self.types = {field.name: _kind(field.type) for field in schema}
+
+    def chunks(self, names: Sequence[str]) -> Iterator[Chunk]:
+        batches = self._batches(names)
+        while True:
+            try:
+                batch = next(batches, None)
+                chunk = {} if batch is None else {name: _plain(batch.column(name)) for name in names}
+                failed = False
+            except Exception:
+                failed = True
+            if failed:
+                raise _damaged(self.path)
+            if batch is None:
+                return
+            yield chunk
+
+    def _batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        with pa_parquet.ParquetFile(self.path) as file:
+            yield from file.iter_batches(batch_size=_ROWS, columns=list(dict.fromkeys(names)))
+
+
+def _kind(stored: pa.DataType) -> str:
+    if pa.types.is_dictionary(stored):
+        return _kind(stored.value_type)
+    if pa.types.is_string(stored) or pa.types.is_large_string(stored):
+        return "text"
+    number = pa.types.is_integer(stored) or pa.types.is_floating(stored) or pa.types.is_decimal(stored)
+    return "number" if number or pa.types.is_boolean(stored) or pa.types.is_null(stored) else str(stored)
+
+
+def _plain(column: pa.Array) -> pa.Array:
+    """Texts or numbers, whatever way they are stored."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if pa.types.is_large_string(column.type):
+        return column.cast(pa.string())
+    if pa.types.is_decimal(column.type) or pa.types.is_float16(column.type):
+        return column.cast(pa.float64(), safe=False)
+    return column
+
+
+class _Arrays(TableFile):
+    """An .npz file: an array for each column; or ``x`` with a row for each record, ``columns``, and ``y``."""
+
+    def __init__(self, path: Path, target: str):
+        self.path, self._target = path, target
+        found = self._member("columns") if self._has("columns", "x") else None
+        self._matrix = found is not None
+        if found is not None:
+            names = tuple(str(name).strip() for name in found.ravel().tolist())
+            names += (target,) if self._has("y") else ()
+        else:
+            names = self._files()
+        self.header, self.types = _checked_header(path, names), {}
+
+    def chunks(self, names: Sequence[str]) -> Iterator[Chunk]:
+        columns = self._columns(names)
+        sizes = {len(column) for column in columns.values()}
+        if len(sizes) != 1:
+            raise DatasetUnavailableError(f"the arrays of {self.path.name} are of different lengths")
+        (total,) = sizes
+        for start in range(0, total, _ROWS):
+            yield {name: _from_numpy(column[start : start + _ROWS]) for name, column in columns.items()}
+
+    def _columns(self, names: Sequence[str]) -> dict[str, np.ndarray]:
+        if not self._matrix:
+            columns = {name: self._member(name) for name in names}
+        else:
+            x, places = self._member("x"), {name: place for place, name in enumerate(self.header)}
+            if x.ndim != 2 or x.shape[1] != len(self.header) - self._has("y"):
+                raise DatasetUnavailableError(
+                    f"x of {self.path.name} must have a row for each record, as wide as columns"
+                )
+            columns = {name: x[:, places[name]] for name in names if name != self._target or not self._has("y")}
+            if self._has("y") and self._target in names:
+                columns[self._target] = self._member("y")
+        if any(column.ndim != 1 or column.dtype.kind not in "fiubUS" for column in columns.values()):
+            raise DatasetUnavailableError(f"the arrays of {self.path.name} must be rows of numbers or of texts")
+        return columns
+
+    def _files(self) -> tuple[str, ...]:
+        try:
+            with np.load(self.path, allow_pickle=False) as archive:
+                return tuple(archive.files)
+        except Exception:
+            pass
+        raise _damaged(self.path)
+
+    def _has(self, *names: str) -> bool:
+        return set(names) <= set(self._files())
+
+    def _member(self, name: str) -> np.ndarray:
+        """One array. Objects, whose unpickling could run code, are refused."""
+        try:
+            with np.load(self.path, allow_pickle=False) as archive:
+                return np.asarray(archive[name])
+        except Exception:
+            pass
+        raise _damaged(self.path)
+
+
+def _from_numpy(column: np.ndarray) -> Any:
+    kind = column.dtype.kind
+    if kind in "US":
+        texts = np.char.decode(column, "utf-8", "replace") if kind == "S" else column
+        return pa.array(texts.tolist(), pa.string())
+    return pa.array(np.ascontiguousarray(column, dtype={"f": "f8", "i": "i8", "u": "u8", "b": "?"}[kind]))

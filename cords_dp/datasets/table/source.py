@@ -1,0 +1,178 @@
+"""``dataset.name = "table"``: a CSV, Parquet or .npz file and the schema that says what is public about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from tempfile import gettempdir
+from typing import Any, ClassVar
+
+import numpy as np
+
+from cords_dp.config.keys import Check
+from cords_dp.config.values import folder, one_of, path, text, whole
+from cords_dp.datasets.arrays import Splits
+from cords_dp.datasets.sources import SPLIT_KEYS, Facts, Rows, Source, check_split, split_rows
+from cords_dp.datasets.table import scaling
+from cords_dp.datasets.table.encoding import NORM, Encoding
+from cords_dp.datasets.table.files import SUFFIXES, TableFile, open_table
+from cords_dp.datasets.table.schema import Schema, load_schema, read_schema
+from cords_dp.datasets.table.store import TableDataset, stored_table
+from cords_dp.errors import ConfigError, DatasetUnavailableError
+from cords_dp.planning.preparation import Preparation
+
+_DELIMITERS = (",", ";", "\t", "|", ":")
+
+
+def _schema(key: str, value: Any) -> Any:
+    return value if isinstance(value, Mapping) else path(key, value)
+
+
+class TableSource(Source):
+    """Rows of a table as vectors of length at most 1 (`table.encoding`).
+
+    path: the file. target: the column to predict. schema: a YAML file or a dict. binning: bins of numeric columns for
+    which the schema has none. scaling: "range" brings numbers to [−1, 1] by their public range; "private" then centres
+    them by means and spreads that are released and paid for (`table.scaling`). delimiter: of a CSV file. cache: keep a
+    compact copy below ``datadir``.
+    """
+
+    name: ClassVar[str] = "table"
+    keys: ClassVar[Mapping[str, Check]] = {
+        **SPLIT_KEYS,
+        "path": path,
+        "target": text,
+        "schema": _schema,
+        "binning": partial(whole, low=2, high=10_000),
+        "scaling": partial(one_of, choices=("range", "private")),
+        "delimiter": partial(one_of, choices=_DELIMITERS),
+    }
+
+    def check(self, section: Mapping[str, Any], *, private: bool) -> None:
+        schema = _schema_of(section)
+        check_split(section)
+        if self.preparation(section) is not None and not private:
+            raise ConfigError("dataset.scaling", "private", "is for private strategies; leave the key out")
+        for key in ("path", "validation_path", "test_path"):
+            if key == "path" or section.get(key) is not None:
+                _open(section, key, schema)
+        folder("dataset.datadir", _folder(section))
+
+    def facts(self, section: Mapping[str, Any]) -> Facts:
+        schema = _schema_of(section)
+        return Facts((schema.width,), schema.classes, norm=NORM)
+
+    def build(self, section: Mapping[str, Any], rng: np.random.Generator) -> Splits:
+        encoding = Encoding(_schema_of(section))
+
+        def stored(key: str) -> np.ndarray:
+            cache = section.get("cache") is not False
+            return stored_table(_open(section, key, encoding.schema), encoding, _folder(section), cache=cache)
+
+        records = stored("path")
+        rows = split_rows(len(records), section, rng)
+        parts = []
+        for part in Rows._fields:
+            own = section.get(f"{part}_path") is not None
+            kept, chosen = (stored(f"{part}_path"), None) if own else (records, getattr(rows, part))
+            dataset = TableDataset(kept, encoding, np.arange(len(kept)) if chosen is None else chosen)
+            parts.append(_labelled(dataset) if part == "test" else dataset)
+        return Splits(parts[0], parts[1], parts[2], len(encoding.schema.classes) or 1)
+
+    def preparation(self, section: Mapping[str, Any]) -> Preparation | None:
+        return scaling.preparation(Encoding(_schema_of(section))) if section.get("scaling") == "private" else None
+
+    def sums(self, dataset: TableDataset) -> np.ndarray:
+        return scaling.sums(dataset)
+
+    def fitted(self, released: np.ndarray, deviation: float) -> dict[str, Any]:
+        return scaling.fitted(released, deviation)
+
+    def prepared(self, dataset: TableDataset, fit: Mapping[str, Any]) -> TableDataset:
+        return scaling.scaled(dataset, fit)
+
+    def card(self, section: Mapping[str, Any]) -> dict[str, Any]:
+        schema = _schema_of(section)
+        return {
+            "source": self.name,
+            "schema": schema.to_plain(),
+            "classes": list(schema.classes),
+            "shape": [schema.width],
+            "delimiter": section.get("delimiter"),
+        }
+
+    def read(self, card: Mapping[str, Any], path: str) -> TableDataset:
+        encoding, where = Encoding(read_schema(card["schema"])), Path(path).expanduser()
+        schema = encoding.schema
+        file = _checked(where, schema, card.get("delimiter"), target=False)
+        labelled = schema.target.name in file.header
+        records = stored_table(file, encoding, Path(gettempdir()), cache=False, target=labelled)
+        dataset = TableDataset(records, encoding, np.arange(len(records)))
+        return scaling.scaled(dataset, card["fitted"]) if card.get("fitted") else dataset
+
+
+def _labelled(dataset: TableDataset) -> TableDataset:
+    """The records whose label is known. For the test set alone, which is taken as public."""
+    labels = dataset.stored["label"][dataset.rows]
+    known = labels >= 0 if dataset.encoding.schema.classes else np.isfinite(labels)
+    return TableDataset(dataset.stored, dataset.encoding, dataset.rows[known])
+
+
+def _schema_of(section: Mapping[str, Any]) -> Schema:
+    if section.get("schema") is None:
+        fix = "say what is public about the table; python -m cords_dp data describe writes a template"
+        raise ConfigError("dataset.schema", None, fix)
+    return load_schema(section["schema"], target=section.get("target"), binning=section.get("binning"))
+
+
+def _folder(section: Mapping[str, Any]) -> Path:
+    return Path(section.get("datadir") or "data").expanduser() / "tables"
+
+
+def _open(section: Mapping[str, Any], key: str, schema: Schema) -> TableFile:
+    if section.get(key) is None:
+        raise ConfigError(f"dataset.{key}", None, "say where the table is: a .csv, .parquet or .npz file")
+    return _checked(Path(section[key]).expanduser(), schema, section.get("delimiter"), key=f"dataset.{key}")
+
+
+def _checked(
+    where: Path, schema: Schema, delimiter: str | None, *, target: bool = True, key: str = "--input"
+) -> TableFile:
+    file = table_file(where, header=schema.header, target=schema.target.name, delimiter=delimiter, key=key)
+    check_header(file, schema, target=target)
+    return file
+
+
+def table_file(where: Path, *, header: Sequence[str] | None, target: str, delimiter: str | None, key: str) -> TableFile:
+    """The table in a file, whose header alone is read; ``key`` names it in an error."""
+    if not where.is_file():
+        raise ConfigError(key, where.name, "no such file")
+    if where.suffix not in SUFFIXES:
+        raise ConfigError(key, where.name, f"must be one of {', '.join(SUFFIXES)}")
+    if delimiter is not None:
+        one_of("delimiter", delimiter, _DELIMITERS)
+    return open_table(where, header=header, target=target, delimiter=delimiter or "")
+
+
+def check_header(file: TableFile, schema: Schema, *, target: bool = True) -> None:
+    """Refuse a file whose columns are not those of the schema.
+
+    Columns that the schema does not name are told by their place: in a file without a header, what stands there is a
+    record. ``target``: must the target be there, too?
+    """
+    name, wanted = file.path.name, [column.name for column in schema.columns]
+    known = {*wanted, schema.target.name, *schema.ignore}
+    places = [str(place) for place, column in enumerate(file.header, start=1) if column not in known]
+    if places:
+        shown = ", ".join(places[:10]) + (", …" if len(places) > 10 else "")
+        raise DatasetUnavailableError(
+            f"{name} has columns that the schema does not name (number {shown} of its header); add them to columns or "
+            "to ignore, or list the names under `header` if the file has none"
+        )
+    for column in [*wanted, *([schema.target.name] if target else [])]:
+        if column not in file.header:
+            raise DatasetUnavailableError(f"{name} has no column {column!r}, which the schema names")
+        kind = file.types.get(column, "text")
+        if kind not in ("text", "number"):
+            raise DatasetUnavailableError(f"column {column!r} of {name} is stored as {kind}; store numbers or texts")
