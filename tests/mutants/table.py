@@ -873,7 +873,79 @@ _LOOPS = [
     ),
 ]  # fmt: skip
 
+FEATURES, FOLDER, PREDICT = "models/test_features.py::", "datasets/test_folder.py::", "test_predict.py::"
+
+_FROZEN = [
+    _mutant(
+        "backbone-in-train-mode", "BatchNorm of a frozen backbone uses and keeps the statistics of each batch",
+        "models/frozen.py",
+        ("return module.eval().requires_grad_(False)", "return module.train().requires_grad_(False)"),
+        FEATURES + "test_a_row_depends_on_its_record_alone", FEATURES + "test_a_backbone_stays_as_it_is",
+    ),
+    _mutant(
+        "backbone-follows-the-model", "a backbone is a part of the model and follows it into training mode",
+        "models/frozen.py",
+        ("    def function(records: Tensor) -> Tensor:\n        if isinstance(frozen, nn.Module):\n",
+         "    def function(records: Tensor) -> Tensor:\n        if isinstance(frozen, nn.Module):\n"
+         "            frozen.train(len(records) > _PROBES)\n"),
+        FEATURES + "test_a_backbone_stays_as_it_is",
+    ),
+    _mutant(
+        "features-scaled-by-batch", "features are scaled by the mean square of all records of a batch",
+        "models/frozen.py",
+        ("size = rows.square().mean(dim=1, keepdim=True).sqrt()", "size = rows.square().mean().sqrt()"),
+        FEATURES + "test_a_row_depends_on_its_record_alone",
+    ),
+    _mutant(
+        "mixing-backbones-pass", "a backbone whose rows depend on each other is taken", "models/frozen.py",
+        ("    if not bool(((together - alone).norm(dim=1) <= allowed).all()):\n", "    if False:\n"),
+        FEATURES + "test_what_mixes_records_is_refused",
+    ),
+    _mutant(
+        "backbone-hides-not-finite", "a backbone makes finite features of a record that is not finite",
+        "models/frozen.py",
+        ("rows = torch.where(finite, rows, torch.nan).to(records)", "rows = rows.to(records)"),
+        FEATURES + "test_no_backbone_hides_that_a_record_is_not_finite",
+    ),
+    _mutant(
+        "features-without-guard", "cached features of a record with an impossible label count", "datasets/features.py",
+        ("        return GuardedDataset(inner, dataset.num_classes)\n", "        return inner\n"),
+        FEATURES + "test_an_impossible_label_makes_features_void_whatever_is_cached",
+    ),
+    _mutant(
+        "cache-for-everyone", "features of private records can be read by every user of the machine",
+        "datasets/features.py",
+        ("os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)", "os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)"),
+        FEATURES + "test_a_cache_is_for_its_owner_and_says_so",
+    ),
+    _mutant(
+        "no-cache-leaves-a-file", "features stay on disk although the run was told to keep none",
+        "datasets/features.py",
+        ('tempfile.TemporaryFile(prefix="cords_dp-")', 'tempfile.NamedTemporaryFile(prefix="cords_dp-", delete=False)'),
+        FEATURES + "test_without_a_cache_nothing_is_kept",
+    ),
+    _mutant(
+        "decoder-speaks", "an image that cannot be decoded ends the run with the decoder's words",
+        "datasets/images.py",
+        ("    except Exception:  # a decoder", "    except KeyError:  # a decoder"),
+        FOLDER + "test_an_image_that_cannot_be_decoded_is_void_and_nothing_is_said",
+    ),
+    _mutant(
+        "strange-folder-has-a-label", "images in a folder that is no class count as the first class",
+        "datasets/folder.py",
+        ("labels += [place.get(entry.name, NO_CLASS)]", "labels += [place.get(entry.name, 0)]"),
+        FOLDER + "test_declared_classes_give_the_order_and_other_folders_have_no_label",
+    ),
+    _mutant(
+        "model-json-counts", "model.json tells how many records have which label", "experiments/run.py",
+        ("        source=trainer.card(),\n",
+         "        source={**(trainer.card() or {}),\n"
+         '                "counts": [int((trainer.data.train.source.targets == c).sum()) for c in range(outputs)]},\n'),
+        PREDICT + "test_a_model_json_holds_public_facts_only",
+    ),
+]  # fmt: skip
+
 MUTANTS: tuple[Mutant, ...] = (
-    *_NOISE, *_CLIPPING, *_SAMPLING, *_SELECTION, *_ACCOUNTING, *_LEAKS, *_TABLES, *_TUNING, *_LOOPS
+    *_NOISE, *_CLIPPING, *_SAMPLING, *_SELECTION, *_ACCOUNTING, *_LEAKS, *_TABLES, *_FROZEN, *_TUNING, *_LOOPS
 )  # fmt: skip
 assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS), "two mutants have one name"
