@@ -94,6 +94,8 @@ def with_features(
             _write_features(store, transform, features, progress, device)
         return FeatureDataset(features, store.targets, store.rows)
     path = cache / f"{re.sub(r'[^0-9A-Za-z.-]', '_', transform.name)}-{store.fingerprint(transform)}.npy"
+    with contextlib.suppress(OSError):  # not there yet, or somebody else's
+        cache.chmod(0o700)
     if not path.is_file():
         _make_private(cache)
         with FileLock(path.with_suffix(".lock")):  # two runs that start together compute them once
@@ -108,8 +110,6 @@ def with_features(
 
 def _make_private(cache: Path) -> None:
     cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with contextlib.suppress(PermissionError):  # somebody else's folder, where this run may write all the same
-        cache.chmod(0o700)
     if not (cache / "README.txt").exists():
         (cache / "README.txt").write_text(_README)
     remove_stale(cache)  # of a run that was killed

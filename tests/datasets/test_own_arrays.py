@@ -140,7 +140,7 @@ def test_embeddings_train_with_a_short_config_whatever_single_records_hold(tmp_p
     x, y = load_digits(return_X_y=True)
     x, y = (x / 16 - 0.3), y.copy()
     x[3], x[4], x[5] = np.nan, np.inf, 1e300
-    y[6], y[7] = 99, -5
+    y[6], y[7], y[1600] = 99, -5, 77
     np.savez(tmp_path / "e.npz", x_train=x[:1500], y_train=y[:1500], x_test=x[1500:], y_test=y[1500:])
     trainer = TrainClassifier(config("embeddings", tmp_path, path=str(tmp_path / "e.npz"), classes=10))
     trainer.show_progress = False
