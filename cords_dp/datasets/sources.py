@@ -82,7 +82,8 @@ class Source(ABC):
     @abstractmethod
     def build(self, section: Mapping[str, Any], rng: np.random.Generator) -> Splits:
         """Train, validation and test sets and `Facts.num_classes`. Labels that are no class may be any number below 0:
-        the private sets are guarded by `datasets.own.checked_splits` afterwards."""
+        the private sets are guarded by `datasets.own.checked_splits` afterwards. A set of some rows of a file has their
+        numbers in ``rows``, which a ledger is then bound to (`datasets.binding`)."""
 
     # -- what is fitted on D, where anything is ---------------------------------------------------------
 

@@ -100,6 +100,7 @@ class TrainClassifier(toolkit.TrainClassifier):
     progress: Progress
     record: Tensor  # zeros in the shape and type of a record, which are public
     _total_steps: int
+    _built: bool
 
     def __init__(self, config_file_data: DotMap | Mapping[str, Any] | str | PathLike[str]):
         given = config_file_data
@@ -162,6 +163,7 @@ class TrainClassifier(toolkit.TrainClassifier):
         given = Splits(*(kwargs[name] for name in _DATA_ARGUMENTS)) if set(_DATA_ARGUMENTS) <= set(kwargs) else None
         with quiet_libraries():
             self._reset()
+            self._built = given is None
             data = self._begin(given)
             try:
                 self._train(data)
@@ -458,7 +460,7 @@ class TrainClassifier(toolkit.TrainClassifier):
         """Rank 0's ledger; the other ranks keep a copy in memory, which refuses the same charges."""
         ledger: Ledger | None = None
         if saved is not None:
-            binding = data_binding(self.run.config, self.run.seed, data)
+            binding = data_binding(self.run.config, self.run.seed, data, built=self._built)
             name = self._name if self.plan is not None else ""
             ledger = open_ledger(self.plan, saved, resume=self._resumes, binding=binding, name=name)
         ledger = self.world.share(ledger)

@@ -705,6 +705,12 @@ _LEAKS = [
 
 _TABLES = [
     _mutant(
+        "own-rows-in-binding", "whatever a user's dataset calls rows goes into the digest of the data",
+        "datasets/binding.py",
+        ('(built and hasattr(dataset, "rows"))', 'hasattr(dataset, "rows")'),
+        "datasets/test_sources.py::test_a_ledger_is_bound_to_the_rows_and_not_to_a_folder",
+    ),
+    _mutant(
         "source-unguarded", "records of the user's own with an impossible label take part", "training/trainer.py",
         ('own = data is not None or find_source(run.config["dataset"].get("name")) is not None',
          "own = data is not None"),
