@@ -36,7 +36,7 @@ def data_binding(config: Mapping[str, Any], seed: int | None, data: Splits, *, b
 
 def _named(key: str, value: Any) -> Any:
     """A file by its name, since it may be moved; what a source says about it is in its card."""
-    return PurePath(value).name if isinstance(value, str) and key.endswith(("path", "schema")) else value
+    return PurePath(value).name if isinstance(value, str) and key.endswith(("path", "schema", "labels")) else value
 
 
 def _rows(dataset: Dataset, built: bool) -> list[Any]:
