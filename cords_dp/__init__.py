@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from cords_dp.experiments.hpo import HyperParamTuning
     from cords_dp.experiments.run import run_experiment
     from cords_dp.experiments.tune import tune
-    from cords_dp.models import register_model
+    from cords_dp.models import register_features, register_model
     from cords_dp.planning import Mechanism, PrivacyPlan, Release, SelectionNoise, register_mechanism
+    from cords_dp.prediction import load_model
     from cords_dp.registry import register_strategy
     from cords_dp.selection import Pool, register_score
     from cords_dp.training import TrainClassifier
@@ -36,6 +37,8 @@ __all__ = [
     "TrainClassifier",
     "config_for",
     "load_config",
+    "load_model",
+    "register_features",
     "register_mechanism",
     "register_model",
     "register_score",
@@ -58,6 +61,8 @@ _HOMES = {
     "TrainClassifier": "cords_dp.training",
     "config_for": "cords_dp.config",
     "load_config": "cords_dp.config",
+    "load_model": "cords_dp.prediction",
+    "register_features": "cords_dp.models",
     "register_mechanism": "cords_dp.planning",
     "register_model": "cords_dp.models",
     "register_score": "cords_dp.selection",

@@ -114,6 +114,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     _add_backend_arguments(reproduce)
     reproduce.set_defaults(handler=_reproduce)
 
+    predict = commands.add_parser("predict", help="predict the records of a file by the model of a run")
+    predict.add_argument("run", type=Path, metavar="RUN", help="output folder of a run")
+    predict.add_argument("--input", type=Path, required=True, metavar="FILE", help="a file that the run's source reads")
+    predict.add_argument("--out", type=Path, default=Path("predictions.csv"), help="default: predictions.csv")
+    predict.add_argument("--weights", type=Path, metavar="FILE", help="where a backbone's weights lie on this machine")
+    predict.add_argument("--features", metavar="NAME", help="model.features, where its folder lies elsewhere")
+    predict.add_argument("--quiet", action="store_true", help="no progress bar")
+    predict.set_defaults(handler=_predict)
+
     report = commands.add_parser("report", help="one HTML page about the results in a folder")
     report.add_argument("folder", type=Path, metavar="DIR", help="output folder of a run, a sweep or a reproduction")
     report.add_argument("--out", type=Path, help="the page (default: DIR/report.html)")
@@ -213,6 +222,9 @@ def _add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, help="output folder (default: runs/NAME of the config)")
     parser.add_argument("--resume", action="store_true", help="continue from the output folder's checkpoint")
     parser.add_argument("--quiet", action="store_true", help="no progress bars")
+    parser.add_argument(
+        "--no-feature-cache", action="store_true", help="keep no features of the records on disk after the run"
+    )
 
 
 def _load(args: argparse.Namespace) -> DotMap:
@@ -227,7 +239,12 @@ def _run(args: argparse.Namespace) -> int:
     from cords_dp.experiments.run import run_experiment
 
     cfg = _load(args)
-    given = {"train_args.seed": args.seed, "train_args.device": args.device, "ckpt.is_load": args.resume or None}
+    given = {
+        "train_args.seed": args.seed,
+        "train_args.device": args.device,
+        "ckpt.is_load": args.resume or None,
+        "model.feature_cache": False if args.no_feature_cache else None,
+    }
     for key, value in given.items():
         if value is not None:
             apply_override(cfg, f"{key}={value}")
@@ -237,6 +254,15 @@ def _run(args: argparse.Namespace) -> int:
         result = run_experiment(cfg, out, progress=not args.quiet)
     if world.main:
         print("\n" + result.text())
+    return 0
+
+
+def _predict(args: argparse.Namespace) -> int:
+    from cords_dp.prediction import load_model
+
+    model = load_model(args.run, weights=args.weights, features=args.features)
+    frame = model.predict_file(args.input, out=args.out, progress=not args.quiet)
+    print(f"{len(frame)} predictions: {args.out}")
     return 0
 
 

@@ -58,5 +58,9 @@ class BudgetExceededError(CordsDPError, RuntimeError):
     """An event was refused because it would exceed the privacy budget."""
 
 
+class ModelUnavailableError(CordsDPError, RuntimeError):
+    """A folder holds no released model that can be loaded."""
+
+
 class ResultsError(CordsDPError, FileNotFoundError):
     """A folder holds no results to report."""

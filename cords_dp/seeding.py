@@ -33,7 +33,7 @@ from cords_dp.errors import MechanismError
 from cords_dp.mechanisms.noise import KEY_BYTES, secure_generator
 
 _PUBLIC = ("data", "init")
-_SECRET = ("selection", "batches", "noise", "validation", "augmentation", "coins", "global")
+_SECRET = ("selection", "batches", "noise", "validation", "augmentation", "coins", "global", "preparation")
 _ENTROPY_BYTES = 32
 
 

@@ -27,7 +27,7 @@ _VERSION = 2
 
 @dataclass(frozen=True)
 class Entry:
-    """One charge. ``phase`` names the part of the run: warm start, training, selection, validation."""
+    """One charge. ``phase`` names the part of the run: preparation, warm start, training, selection, validation."""
 
     dataset: str
     phase: str

@@ -30,6 +30,7 @@ from tqdm import tqdm
 from cords_dp.datasets.arrays import ArrayDataset
 from cords_dp.datasets.batches import records_at
 from cords_dp.datasets.own import GuardedDataset, RealTargets
+from cords_dp.datasets.stored import StoredRecords
 from cords_dp.errors import DatasetUnavailableError
 from cords_dp.files import remove_stale, replacing
 
@@ -77,8 +78,8 @@ def with_features(
 ) -> Dataset:
     """The dataset with every record passed through ``transform``: computed once, in bounded memory.
 
-    Of a dataset that picks rows out of a store (``read``, ``rows``, ``all_targets``), the features of the whole store
-    are kept, so that every split of it finds its own. The file is named after the records' content and the transform.
+    Of a dataset that picks rows out of a store (`ArrayDataset`, `StoredRecords`), the features of the whole store are
+    kept, so that every split of it finds its own. The file is named after the records' content and the transform.
     ``cache``: the folder, or None to keep nothing.
     """
     if isinstance(dataset, GuardedDataset):
@@ -94,6 +95,8 @@ def with_features(
             _write_features(store, transform, features, progress, device)
         return FeatureDataset(features, store.targets, store.rows)
     path = cache / f"{re.sub(r'[^0-9A-Za-z.-]', '_', transform.name)}-{store.fingerprint(transform)}.npy"
+    with contextlib.suppress(OSError):  # not there yet, or somebody else's
+        cache.chmod(0o700)
     if not path.is_file():
         _make_private(cache)
         with FileLock(path.with_suffix(".lock")):  # two runs that start together compute them once
@@ -108,8 +111,6 @@ def with_features(
 
 def _make_private(cache: Path) -> None:
     cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with contextlib.suppress(PermissionError):  # somebody else's folder, where this run may write all the same
-        cache.chmod(0o700)
     if not (cache / "README.txt").exists():
         (cache / "README.txt").write_text(_README)
     remove_stale(cache)  # of a run that was killed
@@ -120,9 +121,8 @@ class _Store:
 
     def __init__(self, dataset: Dataset, progress: bool):
         self.dataset, self.progress = dataset, progress
-        self.picks = hasattr(dataset, "read") and hasattr(dataset, "all_targets") and hasattr(dataset, "rows")
-        if self.picks:
-            self.size, self.rows = len(dataset.all_targets), torch.as_tensor(dataset.rows)  # type: ignore[attr-defined]
+        if isinstance(dataset, (ArrayDataset, StoredRecords)):
+            self.size, self.rows = len(dataset.all_targets), dataset.rows
         else:
             self.size = len(dataset)  # type: ignore[arg-type]
             self.rows = torch.arange(self.size)
@@ -133,8 +133,8 @@ class _Store:
         noted: list[Tensor] = []
         for start in range(0, self.size, size):
             rows = torch.arange(start, min(start + size, self.size))
-            if self.picks:
-                yield self.dataset.read(rows)[0]  # type: ignore[attr-defined]
+            if isinstance(self.dataset, (ArrayDataset, StoredRecords)):
+                yield self.dataset.read(rows)[0]
             else:
                 x, y = records_at(self.dataset, rows.numpy())
                 noted.append(y)
@@ -143,12 +143,12 @@ class _Store:
 
     @property
     def targets(self) -> Tensor:
-        if self.picks:
-            return self.dataset.all_targets  # type: ignore[attr-defined]
+        if isinstance(self.dataset, (ArrayDataset, StoredRecords)):
+            return self.dataset.all_targets
         return torch.cat(self._labels)
 
     def fingerprint(self, transform: Transform) -> str:
-        constants = getattr(self.dataset, "constants", None)
+        constants = self.dataset.constants if isinstance(self.dataset, (ArrayDataset, StoredRecords)) else None
         digest = hashlib.sha256(json.dumps([*transform.settings, constants]).encode())
         for piece in self._content():
             digest.update(piece)
@@ -159,12 +159,12 @@ class _Store:
         if isinstance(self.dataset, ArrayDataset):
             for start in range(0, self.size, _BATCH):
                 yield self.dataset.x[start : start + _BATCH].numpy().tobytes()
-        elif self.picks and hasattr(self.dataset, "content"):
+        elif isinstance(self.dataset, StoredRecords):
             yield from self.dataset.content()
         else:
             with tqdm(total=self.size, unit="record", desc="reading", disable=not self.progress, leave=False) as bar:
                 for x in self.batches(_BATCH):
-                    yield str((x.dtype, *x.shape[1:])).encode() + x.contiguous().numpy().tobytes()
+                    yield str((x.dtype, *x.shape[1:])).encode() + x.cpu().contiguous().numpy().tobytes()
                     bar.update(len(x))
 
 

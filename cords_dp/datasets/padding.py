@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 
 from cords_dp.datasets.arrays import Splits
 from cords_dp.datasets.batches import one_by_one
+from cords_dp.datasets.sources import find_source
 from cords_dp.datasets.text import TEXT_SETS
 from cords_dp.errors import DataError
 
@@ -39,7 +40,9 @@ def padded_splits(data: Splits, config: Mapping[str, Any]) -> Splits:
 
 
 def is_text(config: Mapping[str, Any]) -> bool:
-    return config["dataset"].get("type") == "text" or config["dataset"].get("name") in TEXT_SETS
+    """Are records rows of words? Texts of one's own are read by a source, which gives them their length."""
+    name = config["dataset"].get("name")
+    return name in TEXT_SETS or (config["dataset"].get("type") == "text" and find_source(name) is None)
 
 
 def public_length(config: Mapping[str, Any]) -> int:

@@ -25,6 +25,7 @@ from cords_dp.config.keys import SOURCE_KEYS, Check
 from cords_dp.config.values import flag, number, path
 from cords_dp.datasets.arrays import PixelConstants, Splits
 from cords_dp.errors import ConfigError, DataError, MechanismError
+from cords_dp.planning.preparation import Preparation
 
 VALIDATION_FRACTION, TEST_FRACTION = 0.1, 0.2
 # Keys that say how records of one's own are split, for a source to take over into its `keys`.
@@ -81,11 +82,33 @@ class Source(ABC):
     @abstractmethod
     def build(self, section: Mapping[str, Any], rng: np.random.Generator) -> Splits:
         """Train, validation and test sets and `Facts.num_classes`. Labels that are no class may be any number below 0:
-        the private sets are guarded by `datasets.own.checked_splits` afterwards."""
+        the private sets are guarded by `datasets.own.checked_splits` afterwards. A set of some rows of a file has their
+        numbers in ``rows``, which a ledger is then bound to (`datasets.binding`)."""
+
+    # -- what is fitted on D, where anything is ---------------------------------------------------------
+
+    def preparation(self, section: Mapping[str, Any]) -> Preparation | None:
+        """A release on D before training, which the plan then pays for; None where nothing is fitted on records."""
+        return None
+
+    def sums(self, dataset: Any) -> np.ndarray:
+        """What is released, before noise: a sum over the records that `build` handed out for D. A private value."""
+        raise NotImplementedError
+
+    def fitted(self, released: np.ndarray, deviation: float) -> dict[str, Any]:
+        """Public values, fit for JSON, from the noisy sum; ``deviation`` is that of the noise."""
+        raise NotImplementedError
+
+    def prepared(self, dataset: Any, fit: Mapping[str, Any]) -> Dataset:
+        """A set that `build` handed out, with its records as the fitted values want them."""
+        raise NotImplementedError
+
+    # -- for a prediction -------------------------------------------------------------------------------
 
     @abstractmethod
     def card(self, section: Mapping[str, Any]) -> dict[str, Any]:
-        """Public facts that a prediction needs, fit for JSON: the source's name, its schema, class names and shape."""
+        """Public facts that a prediction needs, fit for JSON: the source's name, its schema, class names and shape.
+        Of a run that has fitted something the card also has that, as ``fitted`` (`TrainClassifier.card`)."""
 
     @abstractmethod
     def read(self, card: Mapping[str, Any], path: str) -> Dataset:

@@ -70,13 +70,17 @@ def split_stores(
     rng: np.random.Generator,
     classes: int,
 ) -> Splits:
-    """Rows of one store for the sets that have none of their own: by the number of records and the seed alone."""
+    """Rows of one store for the sets that have none of their own: by the number of records and the seed alone.
+
+    Of the test set, which is taken as public, those without a known label are left out: nothing can be said of them.
+    """
     own = {f"{name}_path": True for name, part in (("validation", validation), ("test", test)) if part is not None}
     rows = split_rows(len(store), {**section, **own}, rng)
+    tested = store.at(rows.test) if test is None else test
     return Splits(
         store.at(rows.train),
         store.at(rows.validation) if validation is None else validation,
-        store.at(rows.test) if test is None else test,
+        tested.at(tested.rows[(tested.targets >= 0) & (tested.targets < classes)].numpy()),
         classes,
     )
 

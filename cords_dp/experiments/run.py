@@ -16,9 +16,12 @@ import yaml
 from dotmap import DotMap
 
 from cords_dp.config import thawed_copy, to_plain
+from cords_dp.datasets import public_facts
 from cords_dp.distributed import current_world
 from cords_dp.files import remove_stale, write_durably
 from cords_dp.memory import keep_freed_memory
+from cords_dp.models.card import FILE as MODEL_CARD
+from cords_dp.models.card import ModelCard, features_of
 from cords_dp.planning.statement import privacy_markdown, privacy_report
 from cords_dp.training import TrainClassifier, resolve
 
@@ -57,8 +60,9 @@ def run_experiment(cfg: DotMap, out: Path, *, progress: bool = True) -> RunResul
     """Train as the config says and write everything about the run into ``out``.
 
     config.yaml (resolved: with the batch size and learning rate that were used), metrics.csv (one row per evaluated
-    epoch), CORDS' log, privacy.json and privacy.md, model.pt (a plain state_dict), result.json (the summary);
-    subset.json only where the config asks to publish it. The privacy statement is there before the model is.
+    epoch), CORDS' log, privacy.json and privacy.md, model.pt (a plain state_dict) and model.json (what a prediction
+    needs beside it), result.json (the summary); subset.json only where the config asks to publish it. The privacy
+    statement is there before the model is.
     """
     return run_and_hand_over(cfg, out, progress=progress)[1]
 
@@ -83,6 +87,7 @@ def run_and_hand_over(cfg: DotMap, out: Path, *, progress: bool = True) -> tuple
         report = privacy_report(trainer.plan, trainer.ledger, unused_keys=trainer.run.unused)
         write_durably(out / "privacy.json", json.dumps(report, indent=2))
         write_durably(out / "privacy.md", privacy_markdown(report))
+    write_durably(out / MODEL_CARD, _card(trainer).to_json())
     write_durably(out / "model.pt", _weights(trainer))
     if trainer.run.subset.publish_subset:
         write_durably(out / "subset.json", json.dumps(sorted(trainer.published_subset())))
@@ -107,6 +112,29 @@ def _weights(trainer: TrainClassifier) -> bytes:
     buffer = io.BytesIO()
     torch.save(trainer.model.state_dict(), buffer)
     return buffer.getvalue()
+
+
+def _card(trainer: TrainClassifier) -> ModelCard:
+    """Public facts about the model, of the config and of its source; none is taken from records."""
+    assert trainer.model is not None
+    assert trainer.data is not None
+    config, run = trainer.run.config, trainer.run
+    facts = public_facts(config)
+    outputs = trainer.data.num_classes
+    section = {key: value for key, value in to_plain(config["model"]).items() if key != "feature_cache"}
+    return ModelCard(
+        model=section,
+        private=run.strategy.private,
+        regression=run.regression,
+        shape=tuple(trainer.record.shape),
+        dtype=str(trainer.record.dtype).removeprefix("torch."),
+        outputs=outputs,
+        classes=() if run.regression else facts.classes if facts else tuple(map(str, range(outputs))),
+        pixels=facts.constants if facts else None,
+        input_norm=facts.norm if facts else None,
+        features=features_of(trainer.model),
+        source=trainer.card(),
+    )
 
 
 def _summary(trainer: TrainClassifier, out: Path) -> RunResult:

@@ -23,13 +23,14 @@ from cords_dp.experiments.jobs import RESULT
 from cords_dp.experiments.run import run_and_hand_over
 from cords_dp.mechanisms.noise import secure_generator
 from cords_dp.mechanisms.releases import Releases
+from cords_dp.models.card import FILE as MODEL_CARD
 from cords_dp.planning import Release
 from cords_dp.training import TrainClassifier
 from cords_dp.training.evaluation import evaluate
 
 SCORE = "score.json"
 MODEL = "model.pt"
-_KEPT = (MODEL, RESULT)  # what else a run leaves speaks of its own budget, not of the tuning's
+_KEPT = (MODEL, MODEL_CARD, RESULT)  # what else a run leaves speaks of its own budget, not of the tuning's
 
 
 def run_trial(config: Mapping[str, Any], *, score: Release, plan: str) -> dict[str, bytes]:

@@ -40,6 +40,7 @@ from cords_dp.experiments.trial import MODEL, SCORE, run_trial
 from cords_dp.experiments.workers import LocalWorkers
 from cords_dp.files import write_durably
 from cords_dp.mechanisms.noise import secure_generator
+from cords_dp.models.card import FILE as MODEL_CARD
 from cords_dp.planning import PrivacyPlan
 from cords_dp.planning.tuning import PlanWith, TuningPlan, build_tuning_plan
 from cords_dp.planning.tuning_statement import tuning_markdown, tuning_report
@@ -260,7 +261,9 @@ class Tuning:
         write_durably(self.out / "privacy.md", tuning_markdown(report))
         chosen = to_plain(_with(self.config, best.labels))
         write_durably(self.out / "config.yaml", yaml.safe_dump(chosen, sort_keys=False))
-        write_durably(self.out / MODEL, (runs / best.id / MODEL).read_bytes())
+        for name in (MODEL_CARD, MODEL):
+            if (runs / best.id / name).is_file():
+                write_durably(self.out / name, (runs / best.id / name).read_bytes())
         summary = json.loads((runs / best.id / RESULT).read_text())
         result = TuningResult(
             settings=dict(best.labels),

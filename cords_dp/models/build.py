@@ -76,11 +76,12 @@ def build_model(
     num_classes: int | None = None,
     input_shape: Sequence[int] | None = None,
     constants: PixelConstants | None = None,
+    input_norm: float | None = None,
 ) -> nn.Module:
     """Build the model of a config with weights drawn from ``seed``, leaving torch's global RNG alone.
 
     ``num_classes`` and ``input_shape`` are those of data that the config does not name. ``constants``: by which the
-    pixels of the records are normalised, if that is known.
+    pixels of the records are normalised; ``input_norm``: a length that none exceeds; where they are known.
     """
     check_model(cfg, own_data=True)
     section = cfg["model"]
@@ -97,8 +98,10 @@ def build_model(
         torch.manual_seed(seed)
         if name in _BUILDERS:
             args: dict[str, Any] = {"num_classes": classes, "input_shape": shape}
-            if info and info.norm and info.shape == tuple(shape or ()) and _takes(_BUILDERS[name], "input_norm"):
-                args["input_norm"] = info.norm
+            if input_norm is None and info and info.shape == tuple(shape or ()):
+                input_norm = info.norm
+            if input_norm and _takes(_BUILDERS[name], "input_norm"):
+                args["input_norm"] = input_norm
             if _takes(_BUILDERS[name], "features"):
                 args["features"] = build_features(section, shape or (), constants)
             return _built(name, _BUILDERS[name], args, section.get("args") or {})

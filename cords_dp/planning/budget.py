@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import fields, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from cords_dp.config.settings import PrivacySettings, SubsetSettings
 from cords_dp.errors import CordsDPError
@@ -54,6 +54,8 @@ def _plan_text(plan: PrivacyPlan) -> str:
         ),
         ("training", f"{shape.steps_in_words}, sigma = {plan.sigma:.4f}"),
     ]
+    if plan.preparation is not None:
+        rows.append(("preparation", f"{plan.preparation.name}, released once, sigma = {plan.preparation_noise:.4f}"))
     if plan.branches:
         options = ", ".join(f"{b.concentration:g}: rate {b.rate:.5f}, sigma {b.sigma:.4f}" for b in plan.branches)
         rows.append(("branches", f"{shape.branched_steps} of these steps at one concentration of {options}"))
@@ -86,7 +88,13 @@ def _alternatives(run: PlannedRun, base: PrivacyPlan) -> str:
     header = _LINE.format(*_COLUMNS)
     lines = [header, "-" * len(header)]
     shape = base.shape
-    sizes = {"epochs": run.epochs, "batch_size": shape.batch_size, "n": shape.n, "n_validation": shape.n_validation}
+    sizes: dict[str, Any] = {
+        "epochs": run.epochs,
+        "batch_size": shape.batch_size,
+        "n": shape.n,
+        "n_validation": shape.n_validation,
+        "preparation": base.preparation,
+    }
     for kind in registered_mechanisms():
         for label, own, changes in kind.variants():
             privacy = replace(base.privacy, **changes)

@@ -14,12 +14,14 @@ from cords_dp.accounting import (
     PoissonGaussian,
     calibrate,
     epsilon_bound,
+    gaussian,
     rough_epsilon,
 )
 from cords_dp.config.settings import PrivacySettings, SubsetSettings
 from cords_dp.errors import AccountingError, ConfigError
 from cords_dp.planning.mechanism import Mechanism, SelectionNoise, declared_releases
 from cords_dp.planning.plan import PrivacyPlan, before_amplification
+from cords_dp.planning.preparation import PREPARATION, Preparation
 from cords_dp.planning.schedule import (
     SELECTION,
     TRAINING,
@@ -45,16 +47,21 @@ def build_plan(
     n: int,
     n_validation: int,
     uses_all: bool = False,
+    preparation: Preparation | None = None,
 ) -> PrivacyPlan:
     """Fix the schedule and calibrate the noise so that the total meets (ε, δ).
 
     ``mechanism``: of a strategy that selects. ``uses_all``: the strategy trains on all of D. ``batch_size`` None lets
-    the plan choose.
+    the plan choose. ``preparation``: what is released of D before training.
     """
     sizes = _sizes(subset, mechanism, batch_size, n, n_validation, uses_all=uses_all)
     if subset.secret_subset and (strategy != "RandomDP" or subset.kappa):
         raise ConfigError(
             "dss_args.secret_subset", True, "amplifies a run that trains on one uniform subset only: RandomDP, kappa=0"
+        )
+    if subset.secret_subset and preparation is not None:
+        raise ConfigError(
+            "dss_args.secret_subset", True, f"does not amplify {preparation.name!r}, which all records take part in"
         )
     if mechanism is not None:
         mechanism.check(privacy, subset)
@@ -64,8 +71,10 @@ def build_plan(
     shape = Shape(strategy, sizes, schedule)
     delta = _delta(privacy, shape)
     if privacy.noiseless:
-        return PrivacyPlan(shape, privacy, subset, mechanism, delta, sigma=0.0)
-    plan = PrivacyPlan(shape, privacy, subset, mechanism, delta, sigma=1.0)
+        return PrivacyPlan(shape, privacy, subset, mechanism, delta, sigma=0.0, preparation=preparation)
+    plan = PrivacyPlan(shape, privacy, subset, mechanism, delta, sigma=1.0, preparation=preparation)
+    if preparation is not None:
+        plan = replace(plan, preparation_noise=_calibrate_preparation(plan, preparation))
     if shape.rounds:
         if privacy.validation == "private" and plan.validation_is_read:
             plan = replace(plan, sigma_validation=_calibrate_validation(plan))
@@ -106,6 +115,7 @@ def _alone(plan: PrivacyPlan, rate: float, *, first: float | None = None, start:
     before = [plan.step_event(epoch) for epoch in plan.shape.epochs if epoch.steps and not epoch.branched]
     rounds = plan.shape.rounds
     selection = [e.event for e in plan.selection_entries() if e.dataset == TRAINING_DATA] * rounds
+    selection += [e.event for e in plan.preparation_entries()]
 
     def cost_of(sigma: float) -> float:
         branch = PoissonGaussian(sigma, rate, plan.shape.branched_steps)
@@ -185,6 +195,16 @@ def _delta(privacy: PrivacySettings, shape: Shape) -> float:
             f"must be below 1/n = {1 / largest:.3g}: a mechanism that publishes one record in full passes otherwise",
         )
     return privacy.delta
+
+
+def _calibrate_preparation(plan: PrivacyPlan, preparation: Preparation) -> float:
+    """The noise multiplier at which the release before training costs its share of ε by itself."""
+    target = preparation.share * plan.privacy.epsilon
+
+    def cost_of(sigma: float) -> float:
+        return plan.phase_bound(PREPARATION, [gaussian(sigma)]).epsilon
+
+    return calibrate(cost_of, target, start=4 / target, rising=False)
 
 
 def _calibrate_selection(plan: PrivacyPlan) -> float:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, Bound, Event
 from cords_dp.config.settings import SELECTION_PRIVACY_KEYS, PrivacySettings, SubsetSettings
 from cords_dp.errors import ConfigError, MechanismError
+from cords_dp.planning.preparation import PREPARATION
 from cords_dp.planning.schedule import SELECTION, VALIDATION, EpochPlan, Sizes, subset_schedule
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class Release:
     sensitivity: how far one record can move it, in L2 norm (a score's own range for picks by score).
     words: what it is and what its sensitivity means, for the privacy statement.
     epsilon0: for picks by the exponential mechanism, the ε₀ in ``P(e) ∝ exp(ε₀·u_e/2Δ)``.
+    before_training: it is no selection's, but released once, before the first step (`planning.preparation`).
     """
 
     name: str
@@ -50,9 +52,12 @@ class Release:
     sensitivity: float
     words: str
     epsilon0: float | None = None
+    before_training: bool = False
 
     @property
     def phase(self) -> str:
+        if self.before_training:
+            return PREPARATION
         return SELECTION if self.dataset == TRAINING_DATA else VALIDATION
 
 

@@ -4,9 +4,9 @@ The plan is the only place where selection, training and accounting meet. Sample
 take their numbers from it, so they cannot disagree. It holds public values only.
 
 Released by a run, to whoever gets the model: each DP-SGD step (a Poisson-subsampled Gaussian (q, σ), sensitivity C,
-charged to D), and what the mechanism's `releases` list, charged to D or to V. RandomDP and FullDP choose without
-looking at the data and pay for training only. With ``secret_subset`` RandomDP's subset is drawn by secret coins, once,
-and never released: see `amplified`.
+charged to D), what the mechanism's `releases` list, charged to D or to V, and what a source fits on D (`preparation`).
+RandomDP and FullDP choose without looking at the data and pay for training only. With ``secret_subset`` RandomDP's
+subset is drawn by secret coins, once, and never released: see `amplified`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ from cords_dp.accounting import (
     Ledger,
     PoissonGaussian,
     epsilon_bound,
+    gaussian,
 )
 from cords_dp.config.settings import PrivacySettings, SubsetSettings
 from cords_dp.errors import MechanismError
 from cords_dp.planning.mechanism import Mechanism, Release, SelectionNoise, declared_releases
+from cords_dp.planning.preparation import Preparation
 from cords_dp.planning.schedule import SELECTION, TRAINING, VALIDATION, Branch, EpochPlan, Shape
 
 
@@ -38,6 +40,7 @@ class PrivacyPlan:
 
     selection_noise: the calibrated parameter of the mechanism (a noise multiplier, or ε₀ of a pick); None where nothing
         is selected or no noise is added. sigma_validation: the noise multiplier on V, where V is private and read.
+    preparation, preparation_noise: what is released of D before training, and its noise multiplier.
     """
 
     shape: Shape
@@ -49,6 +52,8 @@ class PrivacyPlan:
     selection_noise: float | None = None
     sigma_validation: float | None = None
     branches: tuple[Branch, ...] = ()
+    preparation: Preparation | None = None
+    preparation_noise: float | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -109,6 +114,19 @@ class PrivacyPlan:
         noise = SelectionNoise(self.selection_noise, self.sigma_validation)
         return declared_releases(self.mechanism, noise, self.privacy, self.shape.sizes)
 
+    def preparation_releases(self) -> tuple[Release, ...]:
+        """What is released of D once, before training; nothing in most runs."""
+        what = self.preparation
+        if what is None or self.noiseless:
+            return ()
+        if self.preparation_noise is None:
+            raise MechanismError(f"the plan has no noise for {what.name!r}, which is released before training")
+        event = gaussian(self.preparation_noise)
+        return (Release(what.name, TRAINING_DATA, event, what.sensitivity, what.words, before_training=True),)
+
+    def preparation_entries(self) -> tuple[Entry, ...]:
+        return tuple(Entry(r.dataset, r.phase, r.event) for r in self.preparation_releases() if r.event is not None)
+
     def selection_entries(self) -> tuple[Entry, ...]:
         """What one selection charges, on D and on V."""
         return tuple(Entry(r.dataset, r.phase, r.event) for r in self.releases() if r.event is not None)
@@ -118,7 +136,7 @@ class PrivacyPlan:
         if self.noiseless:
             return ()
         selection = self.selection_entries() if self.shape.rounds else ()
-        entries: list[Entry] = []
+        entries: list[Entry] = [*self.preparation_entries()]
         for epoch in self.shape.epochs:
             if epoch.selects:
                 entries += selection

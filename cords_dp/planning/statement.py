@@ -207,6 +207,9 @@ def mechanism_rows(plan: PrivacyPlan) -> list[dict[str, Any]]:
         key = (phase, name, f"{parameters}, sensitivity: {words}")
         rows[key] = rows.get(key, 0) + times * count
 
+    for release in plan.preparation_releases():
+        if release.event is not None:
+            add(release.phase, release.event, release.words, 1)
     for release in plan.releases() if plan.shape.rounds else ():
         if release.event is not None:
             add(release.phase, release.event, release.words, plan.shape.rounds)

@@ -10,7 +10,7 @@ import numpy as np
 
 from cords_dp.accounting import Entry, Event, Ledger
 from cords_dp.errors import MechanismError
-from cords_dp.mechanisms.releases import Releases
+from cords_dp.mechanisms.releases import Charge, Releases
 from cords_dp.planning.plan import PrivacyPlan
 from cords_dp.selection.archive import SelectionArchive
 from cords_dp.selection.context import SelectionContext, Weights
@@ -49,19 +49,9 @@ class Selections:
         released = self._archive.find(name)
         if released is not None:
             return self.restore(released)
-        prepaid = list(self._ledger.prepaid)
-        self._ledger.begin_selection()
-
-        def charge(dataset: str, phase: str, event: Event) -> None:
-            entry = Entry(dataset, phase, event)
-            if entry in prepaid:
-                prepaid.remove(entry)
-            else:
-                self._ledger.charge(dataset, phase, event)
-
         releases = Releases(
             self.plan.releases(),
-            charge=charge,
+            charge=charging(self._ledger),
             generators=self._generators,
             noiseless=self.plan.noiseless,
             secure=self.plan.privacy.secure_noise,
@@ -78,3 +68,18 @@ class Selections:
     def restore(self, state: dict[str, Any]) -> Pool:
         self.pool = checked_pool(self.selector.restore(state), self.plan.shape.n, self.plan.branch_count)
         return self.pool
+
+
+def charging(ledger: Ledger) -> Charge:
+    """Begin to draw what is kept together. What an interrupted attempt at it has paid for is not paid for again."""
+    prepaid = list(ledger.prepaid)
+    ledger.begin_selection()
+
+    def charge(dataset: str, phase: str, event: Event) -> None:
+        entry = Entry(dataset, phase, event)
+        if entry in prepaid:
+            prepaid.remove(entry)
+        else:
+            ledger.charge(dataset, phase, event)
+
+    return charge

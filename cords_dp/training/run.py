@@ -23,12 +23,21 @@ from cords_dp.config.settings import (
     read_training,
 )
 from cords_dp.config.values import folder, list_of, one_of
-from cords_dp.datasets import check_dataset, dataset_name, has_classes, holds_images, known_sizes, public_facts
+from cords_dp.datasets import (
+    check_dataset,
+    dataset_name,
+    find_source,
+    has_classes,
+    holds_images,
+    known_sizes,
+    public_facts,
+)
 from cords_dp.distributed import current_world, local_rank
 from cords_dp.errors import AccountingError, ConfigError
 from cords_dp.models import check_model
 from cords_dp.planning import Mechanism, PrivacyPlan, build_plan, read_mechanism
 from cords_dp.planning.mechanism import mechanism_keys, registered_mechanisms
+from cords_dp.planning.preparation import Preparation
 from cords_dp.registry import Strategy, get_strategy
 from cords_dp.training.evaluation import LABELS
 from cords_dp.training.optim import check_optimizer
@@ -42,7 +51,7 @@ class Run:
 
     privacy is None for a strategy that is not private, mechanism for one that does not select. batch_size and
     learning_rate are None where the plan chooses. unused: keys of CORDS' strategies that this run does not use.
-    notes: what else of the config is not used, in words.
+    notes: what else of the config is not used, in words. preparation: what is released of D before training.
     """
 
     config: Mapping[str, Any]
@@ -58,6 +67,7 @@ class Run:
     unused: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     planned_learning_rate: bool = False
+    preparation: Preparation | None = None
 
     @property
     def regression(self) -> bool:
@@ -81,6 +91,7 @@ class Run:
                 n=n,
                 n_validation=n_validation,
                 uses_all=self.strategy.uses_all,
+                preparation=self.preparation,
             )
         except AccountingError as error:
             raise ConfigError(
@@ -133,7 +144,7 @@ def resolve(cfg: Mapping[str, Any], *, own_data: bool = False, own_model: bool =
     subset = read_subset(config, uses_all=strategy.uses_all) if strategy.private else SubsetSettings()
     if privacy and privacy.augmentations > 1 and not own_data and not holds_images(config):
         raise ConfigError("privacy.augmentations", privacy.augmentations, "only images can be shown in other views")
-    mechanism = None
+    mechanism, source = None, None if own_data else find_source(dataset_name(config))
     if privacy and strategy.selects:
         mechanism = read_mechanism(config["dss_args"], privacy, subset, default=strategy.mechanism)
     run = Run(
@@ -149,6 +160,7 @@ def resolve(cfg: Mapping[str, Any], *, own_data: bool = False, own_model: bool =
         seed=config["train_args"].get("seed"),
         unused=_unused_keys(config, strategy, mechanism) if strategy.private else (),
         notes=tuple(notes),
+        preparation=source.preparation(config["dataset"]) if strategy.private and source is not None else None,
     )
     _check_publishing(run)
     if plan:

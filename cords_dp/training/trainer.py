@@ -75,6 +75,7 @@ from cords_dp.training.logs import (
 )
 from cords_dp.training.losses import RecordMSELoss
 from cords_dp.training.optim import build_optimizer, build_scheduler, planned_learning_rate
+from cords_dp.training.preparation import prepared_splits, released_fit
 from cords_dp.training.run import Run, resolve
 from cords_dp.training.source import build_source
 from cords_dp.training.stepping import build_engine
@@ -97,7 +98,9 @@ class TrainClassifier(toolkit.TrainClassifier):
     logger: logging.Logger
     run: Run
     progress: Progress
+    record: Tensor  # zeros in the shape and type of a record, which are public
     _total_steps: int
+    _built: bool
 
     def __init__(self, config_file_data: DotMap | Mapping[str, Any] | str | PathLike[str]):
         given = config_file_data
@@ -122,6 +125,7 @@ class TrainClassifier(toolkit.TrainClassifier):
         self._epochs: PrivateEpochs | CordsEpochs | None = None
         self._remarks: list[str] = []
         self._constants: PixelConstants | None = None  # of the configured dataset's pixels
+        self._fit: dict[str, Any] | None = None
 
     # -- CORDS' building blocks -------------------------------------------------------------------
 
@@ -159,6 +163,7 @@ class TrainClassifier(toolkit.TrainClassifier):
         given = Splits(*(kwargs[name] for name in _DATA_ARGUMENTS)) if set(_DATA_ARGUMENTS) <= set(kwargs) else None
         with quiet_libraries():
             self._reset()
+            self._built = given is None
             data = self._begin(given)
             try:
                 self._train(data)
@@ -197,6 +202,7 @@ class TrainClassifier(toolkit.TrainClassifier):
 
     def _fitting_model(self, num_classes: int, record: Tensor) -> nn.Module:
         """The configured model, refused where it cannot read such records."""
+        self.record = torch.zeros_like(record)
         model = self.create_model(num_classes, record.shape)
         if self.run.strategy.private:
             check_input(model, record)
@@ -264,7 +270,7 @@ class TrainClassifier(toolkit.TrainClassifier):
             seed_global_generators(streams, self.world.rank)
         if self.world.size > 1:
             DPDDP(model)  # sends rank 0's weights to the others
-        data = self.data = self._with_features(data, model)
+        data = self.data = self._with_features(self._prepared(data, streams), model)
         self._total_steps = plan.shape.steps if plan else 0
         optimizer, scheduler = self.optimizer_with_scheduler(model)
         decay = plan.privacy.ema_decay if plan else 0.0
@@ -351,6 +357,26 @@ class TrainClassifier(toolkit.TrainClassifier):
         """The model that is evaluated and released: the average of the steps where one is kept."""
         return self.progress.model if self.progress.average is None else self.progress.average.model
 
+    def _prepared(self, data: Splits, streams: Streams) -> Splits:
+        """The sets as values that are fitted on D want them; they are released once a run, by rank 0."""
+        source = find_source(self.run.config["dataset"].get("name"))
+        if self.plan is None or self.plan.preparation is None or source is None:
+            return data
+        fit = None
+        if self.world.main:
+            fit = released_fit(source, data, self.plan, self.ledger, streams.numpy("preparation"))
+        self._fit = self.world.share(fit)
+        assert self._fit is not None
+        return prepared_splits(source, data, self._fit)
+
+    def card(self) -> dict[str, Any] | None:
+        """What a prediction needs to know about records of the user's own; None for other data. Public values."""
+        source = find_source(self.run.config["dataset"].get("name"))
+        if source is None:
+            return None
+        card = source.card(self.run.config["dataset"])
+        return card if self._fit is None else {**card, "fitted": self._fit}
+
     def _with_features(self, data: Splits, model: nn.Module) -> Splits:
         """Pass every record through the model's fixed input transform once, where it has one."""
         transform = getattr(model, "input_transform", None)
@@ -434,7 +460,7 @@ class TrainClassifier(toolkit.TrainClassifier):
         """Rank 0's ledger; the other ranks keep a copy in memory, which refuses the same charges."""
         ledger: Ledger | None = None
         if saved is not None:
-            binding = data_binding(self.run.config, self.run.seed, data)
+            binding = data_binding(self.run.config, self.run.seed, data, built=self._built)
             name = self._name if self.plan is not None else ""
             ledger = open_ledger(self.plan, saved, resume=self._resumes, binding=binding, name=name)
         ledger = self.world.share(ledger)

@@ -117,9 +117,10 @@ def test_a_ledger_is_bound_to_the_rows_and_not_to_a_folder():
     data = PointSource().build({"count": 100}, np.random.default_rng(0))
     other = PointSource().build({"count": 100}, np.random.default_rng(1))
 
-    def binding(splits, **section):
-        return data_binding({"dataset": {"name": "points", "count": 100, **section}}, 0, splits)
+    def binding(splits, built=True, **section):
+        return data_binding({"dataset": {"name": "points", "count": 100, **section}}, 0, splits, built=built)
 
     assert binding(data, path="here/a.csv", datadir="x", cache=False) == binding(data, path="there/a.csv")
     assert binding(data, path="a.csv") != binding(data, path="b.csv")
     assert binding(data) != binding(other)
+    assert binding(data, built=False) == binding(other, built=False)  # what a user hands over may call anything rows

@@ -120,6 +120,14 @@ def test_what_mixes_records_is_refused(registered):
         build_features({"features": "small"}, (7,), None)
 
 
+@pytest.mark.parametrize("name", ["hides", "small", "scattering"])
+def test_no_backbone_hides_that_a_record_is_not_finite(name, registered):
+    features = build_features({"features": name}, SHAPE, None)
+    x = torch.randn(4, *SHAPE, generator=torch.Generator().manual_seed(0))
+    x[1, 0, 0, 0], x[2, 2, 3, 3] = torch.nan, torch.inf
+    assert torch.isfinite(features(x).flatten(1)).all(dim=1).tolist() == [True, False, False, True]
+
+
 def test_rows_of_zeros_of_infinities_and_of_extremes():
     x = torch.tensor([[3.0, 4.0], [0, 0], [torch.nan, 1], [torch.inf, 1], [1e30, 1e30], [1e-25, 0]])
     rows = unit_mean_square(x)

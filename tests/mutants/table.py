@@ -42,6 +42,7 @@ MATCH, THRESHOLD = "selection/test_match.py::", "selection/test_threshold.py::"
 GLISTER, PICKS = "selection/test_exponential.py::", "mechanisms/test_exponential.py::"
 REPEAT, TUNING = "accounting/test_repeat.py::", "planning/test_tuning.py::"
 TUNE, LOOP = "experiments/test_tune.py::", "training/test_loop.py::"
+TABLE, SCALING = "datasets/test_table.py::", "datasets/test_table_scaling.py::"
 NOISE, QUANTILE, POISSON = (
     "mechanisms/test_noise.py::",
     "mechanisms/test_quantile.py::",
@@ -566,7 +567,7 @@ _ACCOUNTING = [
     _mutant(
         "split-not-in-binding", "the digest of the data knows how many rows are in D, not which",
         "datasets/binding.py",
-        ('return ["rows", size, _digest(dataset.rows.numpy())]', 'return ["rows", size]'),
+        ('return ["rows", size, _digest(np.asarray(dataset.rows))]', 'return ["rows", size]'),
         KILLERS + "test_the_binding_tells_splits_apart",
     ),
     _mutant(
@@ -614,7 +615,7 @@ _ACCOUNTING = [
     ),
     _mutant(
         "prepaid-twice", "one charge of an interrupted selection pays for several releases", "selection/session.py",
-        ("                prepaid.remove(entry)\n", "                pass\n"),
+        ("            prepaid.remove(entry)\n", "            pass\n"),
         KILLERS + "test_what_an_interrupted_selection_paid_counts_once",
     ),
     _mutant(
@@ -699,6 +700,91 @@ _LEAKS = [
         "training/trainer.py",
         ("return float(round(seconds)) if self._secret_pool else seconds", "return seconds"),
         KILLERS + "test_a_secret_pool_shows_whole_seconds_only",
+    ),
+]  # fmt: skip
+
+_TABLES = [
+    _mutant(
+        "own-rows-in-binding", "whatever a user's dataset calls rows goes into the digest of the data",
+        "datasets/binding.py",
+        ('(built and hasattr(dataset, "rows"))', 'hasattr(dataset, "rows")'),
+        "datasets/test_sources.py::test_a_ledger_is_bound_to_the_rows_and_not_to_a_folder",
+    ),
+    _mutant(
+        "source-unguarded", "records of the user's own with an impossible label take part", "training/trainer.py",
+        ('own = data is not None or find_source(run.config["dataset"].get("name")) is not None',
+         "own = data is not None"),
+        "datasets/test_sources.py::test_a_source_trains_and_its_private_sets_are_guarded",
+    ),
+    _mutant(
+        "bad-lines-dropped", "a line with another number of fields is no record: n depends on it",
+        "datasets/table/lines.py",
+        ("for line in lines)", "for line in lines if line.count(mark) == width - 1)"),
+        TABLE + "test_a_bad_line_is_a_record_without_a_label_and_touches_no_other",
+    ),
+    _mutant(
+        "one-bad-number-spoils-all", "a value that is no number makes those of other records missing",
+        "datasets/table/encoding.py",
+        ("    return _in_groups(encoded.dictionary).take(encoded.indices)\n",
+         "    return pa.nulls(len(encoded), pa.float64())\n"),
+        TABLE + "test_a_record_becomes_the_same_alone_and_among_others",
+    ),
+    _mutant(
+        "parser-quoted", "what a parser says about a damaged file is shown as the cause", "datasets/table/files.py",
+        ("        except Exception:\n            schema = None\n",
+         "        except Exception as error:\n            raise _damaged(path) from error\n"),
+        TABLE + "test_a_damaged_file_says_nothing_about_what_is_in_it",
+    ),
+    _mutant(
+        "header-words-shown", "an error shows words of the first line, which may be a record",
+        "datasets/table/source.py",
+        ("places = [str(place) for place, column in", "places = [column for place, column in"),
+        TABLE + "test_columns_must_be_those_of_the_schema",
+    ),
+    _mutant(
+        "compact-copy-for-all", "everybody on the machine can read the copy of a table", "datasets/table/store.py",
+        ("os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)", "os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)"),
+        TABLE + "test_the_compact_copy_is_for_its_owner_and_made_once",
+    ),
+    _mutant(
+        "scales-sensitivity", "the squares and counts of columns are not in the sensitivity",
+        "datasets/table/scaling.py",
+        ("    return math.sqrt(3 * columns)\n", "    return math.sqrt(columns)\n"),
+        SCALING + "test_one_record_moves_the_sum_by_no_more_than_the_sensitivity",
+    ),
+    _mutant(
+        "scales-unclamped", "a stored number out of range moves the sum of scales further than is charged",
+        "datasets/table/scaling.py",
+        ('np.clip(records["numbers"].astype(np.float64), -1.0, 1.0)', 'records["numbers"].astype(np.float64)'),
+        SCALING + "test_one_record_moves_the_sum_by_no_more_than_the_sensitivity",
+    ),
+    _mutant(
+        "scales-of-other-rows", "scales are fitted on rows outside of D, which are charged elsewhere",
+        "datasets/table/scaling.py",
+        ("records = dataset.stored[dataset.rows[indices]]", "records = dataset.stored[indices]"),
+        SCALING + "test_the_sum_is_over_the_records_of_d_alone",
+    ),
+    _mutant(
+        "scales-exact", "scales are fitted on exact sums", "training/preparation.py",
+        ("released = releases.gaussian(preparation.name, source.sums(_innermost(data.train)))",
+         "released = source.sums(_innermost(data.train))"),
+        SCALING + "test_the_noise_has_the_law_of_the_charged_event",
+    ),
+    _mutant(
+        "scales-not-in-the-plan", "training spends the whole budget, and the release before it comes on top",
+        "planning/plan.py",
+        ("entries: list[Entry] = [*self.preparation_entries()]", "entries: list[Entry] = []"),
+        SCALING + "test_training_has_what_the_release_leaves",
+    ),
+    _mutant(
+        "scales-released-again", "a resumed run fits scales anew", "training/preparation.py",
+        ("found = archive.find(PREPARATION)", "found: Any = None"),
+        SCALING + "test_it_is_released_once",
+    ),
+    _mutant(
+        "scales-amplified", "a secret subset is said to amplify a release on all records", "planning/calibrate.py",
+        ("if subset.secret_subset and preparation is not None:", "if False:"),
+        SCALING + "test_what_cannot_be_promised_is_refused",
     ),
 ]  # fmt: skip
 
@@ -793,7 +879,79 @@ _LOOPS = [
     ),
 ]  # fmt: skip
 
+FEATURES, FOLDER, PREDICT = "models/test_features.py::", "datasets/test_folder.py::", "test_predict.py::"
+
+_FROZEN = [
+    _mutant(
+        "backbone-in-train-mode", "BatchNorm of a frozen backbone uses and keeps the statistics of each batch",
+        "models/frozen.py",
+        ("return module.eval().requires_grad_(False)", "return module.train().requires_grad_(False)"),
+        FEATURES + "test_a_row_depends_on_its_record_alone", FEATURES + "test_a_backbone_stays_as_it_is",
+    ),
+    _mutant(
+        "backbone-follows-the-model", "a backbone is a part of the model and follows it into training mode",
+        "models/frozen.py",
+        ("    def function(records: Tensor) -> Tensor:\n        if isinstance(frozen, nn.Module):\n",
+         "    def function(records: Tensor) -> Tensor:\n        if isinstance(frozen, nn.Module):\n"
+         "            frozen.train(len(records) > _PROBES)\n"),
+        FEATURES + "test_a_backbone_stays_as_it_is",
+    ),
+    _mutant(
+        "features-scaled-by-batch", "features are scaled by the mean square of all records of a batch",
+        "models/frozen.py",
+        ("size = rows.square().mean(dim=1, keepdim=True).sqrt()", "size = rows.square().mean().sqrt()"),
+        FEATURES + "test_a_row_depends_on_its_record_alone",
+    ),
+    _mutant(
+        "mixing-backbones-pass", "a backbone whose rows depend on each other is taken", "models/frozen.py",
+        ("    if not bool(((together - alone).norm(dim=1) <= allowed).all()):\n", "    if False:\n"),
+        FEATURES + "test_what_mixes_records_is_refused",
+    ),
+    _mutant(
+        "backbone-hides-not-finite", "a backbone makes finite features of a record that is not finite",
+        "models/frozen.py",
+        ("rows = torch.where(finite, rows, torch.nan).to(records)", "rows = rows.to(records)"),
+        FEATURES + "test_no_backbone_hides_that_a_record_is_not_finite",
+    ),
+    _mutant(
+        "features-without-guard", "cached features of a record with an impossible label count", "datasets/features.py",
+        ("        return GuardedDataset(inner, dataset.num_classes)\n", "        return inner\n"),
+        FEATURES + "test_an_impossible_label_makes_features_void_whatever_is_cached",
+    ),
+    _mutant(
+        "cache-for-everyone", "features of private records can be read by every user of the machine",
+        "datasets/features.py",
+        ("os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)", "os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)"),
+        FEATURES + "test_a_cache_is_for_its_owner_and_says_so",
+    ),
+    _mutant(
+        "no-cache-leaves-a-file", "features stay on disk although the run was told to keep none",
+        "datasets/features.py",
+        ('tempfile.TemporaryFile(prefix="cords_dp-")', 'tempfile.NamedTemporaryFile(prefix="cords_dp-", delete=False)'),
+        FEATURES + "test_without_a_cache_nothing_is_kept",
+    ),
+    _mutant(
+        "decoder-speaks", "an image that cannot be decoded ends the run with the decoder's words",
+        "datasets/images.py",
+        ("    except Exception:  # a decoder", "    except KeyError:  # a decoder"),
+        FOLDER + "test_an_image_that_cannot_be_decoded_is_void_and_nothing_is_said",
+    ),
+    _mutant(
+        "strange-folder-has-a-label", "images in a folder that is no class count as the first class",
+        "datasets/folder.py",
+        ("labels += [place.get(entry.name, NO_CLASS)]", "labels += [place.get(entry.name, 0)]"),
+        FOLDER + "test_declared_classes_give_the_order_and_other_folders_have_no_label",
+    ),
+    _mutant(
+        "model-json-counts", "model.json tells how many records have which label", "experiments/run.py",
+        ("        source=trainer.card(),\n",
+         "        source={**(trainer.card() or {}),\n"
+         '                "counts": [int((trainer.data.train.source.targets == c).sum()) for c in range(outputs)]},\n'),
+        PREDICT + "test_a_model_json_holds_public_facts_only",
+    ),
+]  # fmt: skip
+
 MUTANTS: tuple[Mutant, ...] = (
-    *_NOISE, *_CLIPPING, *_SAMPLING, *_SELECTION, *_ACCOUNTING, *_LEAKS, *_TUNING, *_LOOPS
+    *_NOISE, *_CLIPPING, *_SAMPLING, *_SELECTION, *_ACCOUNTING, *_LEAKS, *_TABLES, *_FROZEN, *_TUNING, *_LOOPS
 )  # fmt: skip
 assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS), "two mutants have one name"

@@ -14,11 +14,13 @@ from cords_dp.config.keys import Check
 from cords_dp.config.values import folder, one_of, path, text, whole
 from cords_dp.datasets.arrays import Splits
 from cords_dp.datasets.sources import SPLIT_KEYS, Facts, Rows, Source, check_split, split_rows
+from cords_dp.datasets.table import scaling
 from cords_dp.datasets.table.encoding import NORM, Encoding
 from cords_dp.datasets.table.files import SUFFIXES, TableFile, open_table
 from cords_dp.datasets.table.schema import Schema, load_schema, read_schema
 from cords_dp.datasets.table.store import TableDataset, stored_table
 from cords_dp.errors import ConfigError, DatasetUnavailableError
+from cords_dp.planning.preparation import Preparation
 
 _DELIMITERS = (",", ";", "\t", "|", ":")
 
@@ -31,8 +33,9 @@ class TableSource(Source):
     """Rows of a table as vectors of length at most 1 (`table.encoding`).
 
     path: the file. target: the column to predict. schema: a YAML file or a dict. binning: bins of numeric columns for
-    which the schema has none. scaling: "range" brings numbers to [−1, 1] by their public range. delimiter: of a CSV
-    file. cache: keep a compact copy below ``datadir``.
+    which the schema has none. scaling: "range" brings numbers to [−1, 1] by their public range; "private" then centres
+    them by means and spreads that are released and paid for (`table.scaling`). delimiter: of a CSV file. cache: keep a
+    compact copy below ``datadir``.
     """
 
     name: ClassVar[str] = "table"
@@ -42,13 +45,15 @@ class TableSource(Source):
         "target": text,
         "schema": _schema,
         "binning": partial(whole, low=2, high=10_000),
-        "scaling": partial(one_of, choices=("range",)),
+        "scaling": partial(one_of, choices=("range", "private")),
         "delimiter": partial(one_of, choices=_DELIMITERS),
     }
 
     def check(self, section: Mapping[str, Any], *, private: bool) -> None:
         schema = _schema_of(section)
         check_split(section)
+        if self.preparation(section) is not None and not private:
+            raise ConfigError("dataset.scaling", "private", "is for private strategies; leave the key out")
         for key in ("path", "validation_path", "test_path"):
             if key == "path" or section.get(key) is not None:
                 _open(section, key, schema)
@@ -75,6 +80,18 @@ class TableSource(Source):
             parts.append(_labelled(dataset) if part == "test" else dataset)
         return Splits(parts[0], parts[1], parts[2], len(encoding.schema.classes) or 1)
 
+    def preparation(self, section: Mapping[str, Any]) -> Preparation | None:
+        return scaling.preparation(Encoding(_schema_of(section))) if section.get("scaling") == "private" else None
+
+    def sums(self, dataset: TableDataset) -> np.ndarray:
+        return scaling.sums(dataset)
+
+    def fitted(self, released: np.ndarray, deviation: float) -> dict[str, Any]:
+        return scaling.fitted(released, deviation)
+
+    def prepared(self, dataset: TableDataset, fit: Mapping[str, Any]) -> TableDataset:
+        return scaling.scaled(dataset, fit)
+
     def card(self, section: Mapping[str, Any]) -> dict[str, Any]:
         schema = _schema_of(section)
         return {
@@ -91,7 +108,8 @@ class TableSource(Source):
         file = _checked(where, schema, card.get("delimiter"), target=False)
         labelled = schema.target.name in file.header
         records = stored_table(file, encoding, Path(gettempdir()), cache=False, target=labelled)
-        return TableDataset(records, encoding, np.arange(len(records)))
+        dataset = TableDataset(records, encoding, np.arange(len(records)))
+        return scaling.scaled(dataset, card["fitted"]) if card.get("fitted") else dataset
 
 
 def _labelled(dataset: TableDataset) -> TableDataset:

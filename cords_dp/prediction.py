@@ -1,0 +1,175 @@
+"""A released model, ready to predict: ``cords_dp.load_model(RUN)``.
+
+Needs the run's ``model.json`` and ``model.pt`` and nothing else of it: no data, no CORDS (unless the architecture is
+CORDS' own), no pickle. Predictions about records are a function of the released model and of those records.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+from tqdm import tqdm
+
+from cords_dp.datasets import ArraySource, FolderSource, PixelConstants, find_source, sequential_batches
+from cords_dp.datasets.images import SUFFIXES
+from cords_dp.datasets.stored import normalised
+from cords_dp.datasets.texts import encode_texts
+from cords_dp.errors import CordsDPError, DataError, ModelUnavailableError
+from cords_dp.files import write_durably
+from cords_dp.models.card import FILE, ModelCard
+
+_WEIGHTS = "model.pt"
+_BATCH = 256
+_ARRAYS = (".npz", ".npy")
+_OF_ANY_KIND = ("folder", "arrays", "embeddings")  # sources of images and numbers, whose files serve each other's
+
+
+def load_model(run: str | Path, *, weights: str | Path | None = None, features: str | None = None) -> LoadedModel:
+    """The model that a run has released into the folder ``run``.
+
+    ``weights`` and ``features`` take the place of the config's ``model.weights`` and ``model.features``, where a
+    backbone's file lies elsewhere on this machine; another backbone is refused.
+    """
+    folder = Path(run).expanduser()
+    missing = [name for name in (FILE, _WEIGHTS) if not (folder / name).is_file()]
+    if missing:
+        raise ModelUnavailableError(f"{folder.name} holds no {missing[0]}: name the output folder of a run")
+    card = ModelCard.from_json((folder / FILE).read_text(errors="replace"))
+    moved = {"weights": None if weights is None else str(weights), "features": features}
+    section = {**card.model, **{key: value for key, value in moved.items() if value is not None}}
+    model = ModelCard(**{**card.__dict__, "model": section}).build()
+    problem = f"{_WEIGHTS} is damaged, or no state_dict"
+    try:
+        state = torch.load(folder / _WEIGHTS, map_location="cpu", weights_only=True)
+        problem = f"{_WEIGHTS} does not hold the weights of the model that {FILE} describes"
+        model.load_state_dict(state)
+    except Exception as error:  # torch and pickle raise many kinds
+        raise ModelUnavailableError(problem) from error
+    return LoadedModel(card, model.eval())
+
+
+class LoadedModel:
+    """Predicts. ``classes``: their names in the order of the probabilities; empty for a regression."""
+
+    def __init__(self, card: ModelCard, model: nn.Module):
+        self.card, self.model, self.classes = card, model, card.classes
+
+    def predict(self, x: Any) -> np.ndarray:
+        """The name of the likeliest class of each record, or "" for one that is not finite; a regression's numbers."""
+        outputs = self._outputs([self._records(x)])
+        return outputs if self.card.regression else self._names(outputs)
+
+    def predict_proba(self, x: Any) -> np.ndarray:
+        """Probabilities, one row for each record. x: records as they were trained on; pixels as bytes; or texts."""
+        if self.card.regression:
+            raise DataError("a regression has no probabilities; use predict")
+        return self._outputs([self._records(x)])
+
+    def predict_file(self, path: str | Path, *, out: str | Path | None = None, progress: bool = False) -> pd.DataFrame:
+        """One row for each record of a file that the source reads; written as CSV to ``out``, if that is given."""
+        records = self._read(Path(path).expanduser())
+        total = len(records)  # type: ignore[arg-type]
+        with tqdm(total=total, unit="record", desc="predict", disable=not progress, leave=False) as bar:
+            outputs = self._outputs(self._shown(records, bar))
+        names = getattr(records, "names", None) or list(range(total))
+        if self.card.regression:
+            columns = {f"prediction_{i}" if outputs.shape[1] > 1 else "prediction": outputs[:, i] for i in
+                       range(outputs.shape[1])}  # fmt: skip
+        else:
+            columns = {"prediction": self._names(outputs)}
+            columns |= {f"p_{name}": outputs[:, place] for place, name in enumerate(self.classes)}
+        frame = pd.DataFrame({"record": names, **columns})
+        if out is not None:
+            text = io.StringIO(newline="")
+            frame.to_csv(text, index=False, float_format="%.6g", lineterminator="\n")
+            write_durably(Path(out), text.getvalue())
+        return frame
+
+    # -- inside -------------------------------------------------------------------------------------
+
+    def _names(self, probabilities: np.ndarray) -> np.ndarray:
+        finite = np.isfinite(probabilities).all(axis=1)
+        best = np.where(finite, np.nan_to_num(probabilities).argmax(axis=1), 0)
+        return np.where(finite, np.array(self.classes, dtype=object)[best], "")
+
+    @torch.no_grad()
+    def _outputs(self, batches: Iterable[Tensor]) -> np.ndarray:
+        rows = [torch.zeros(0, self.card.outputs)]
+        for x in batches:
+            for piece in x.split(_BATCH):
+                logits = self.model(piece).reshape(len(piece), self.card.outputs)
+                rows.append(logits if self.card.regression else torch.softmax(logits.double(), dim=1).float())
+        return torch.cat(rows).numpy()
+
+    def _shown(self, records: Dataset, bar: tqdm) -> Iterable[Tensor]:
+        for x, _ in sequential_batches(records, _BATCH):
+            yield x
+            bar.update(len(x))
+
+    def _records(self, x: Any) -> Tensor:
+        """What a user hands over as a batch of records."""
+        card = self.card
+        if isinstance(x, str) or (isinstance(x, Sequence) and len(x) and isinstance(x[0], str)):
+            if card.dtype != "uint8":
+                raise DataError(f"this model reads records of shape {card.shape}, no texts")
+            return encode_texts([x] if isinstance(x, str) else list(x), card.shape[0])
+        try:
+            given = torch.as_tensor(np.asarray(x))
+        except Exception:
+            given = torch.zeros(0)
+        if card.pixels is not None and given.dtype == torch.uint8:
+            given = _pixels(given, card.shape, card.pixels)
+        if tuple(given.shape) == card.shape:
+            given = given[None]
+        if tuple(given.shape[1:]) != card.shape:
+            raise DataError(f"the model reads records of shape {card.shape}; hand over an array of such rows")
+        return given.to(card.record_type)
+
+    def _read(self, path: Path) -> Dataset:
+        """The records of a file, by the source of the run; images and arrays serve any model of images or numbers."""
+        if not path.exists():
+            raise DataError(f"there is no file or folder {path.name}")
+        source = dict(self.card.source or {})
+        reader = find_source(source.get("source"))
+        if source and reader is None:
+            raise ModelUnavailableError(f"the source {source.get('source')!r} is not registered here")
+        try:
+            if reader is not None and reader.name not in _OF_ANY_KIND:
+                return reader.read(source, str(path))
+            return self._read_any(path)
+        except CordsDPError:
+            raise
+        except Exception as error:  # a card that was edited
+            raise ModelUnavailableError(f"{FILE} is damaged: its source cannot be used") from error
+
+    def _read_any(self, path: Path) -> Dataset:
+        card = self.card
+        pixels: Mapping[str, Any] | None = None if card.pixels is None else card.pixels._asdict()
+        if path.suffix in _ARRAYS or (path.is_dir() and next(path.glob("*.npy"), None)):
+            return ArraySource().read({"shape": card.shape, "pixels": pixels}, os.fspath(path))
+        square = len(card.shape) == 3 and card.shape[1] == card.shape[2]
+        if pixels is not None and square and (path.is_dir() or path.suffix.lower() in SUFFIXES):
+            return FolderSource().read({"shape": card.shape, **pixels}, os.fspath(path))
+        kinds = ", ".join([*_ARRAYS, *(["an image or a folder of images"] if pixels and square else [])])
+        raise DataError(f"{path.name} cannot be read for this model, which takes {kinds}")
+
+
+def _pixels(given: Tensor, shape: tuple[int, ...], constants: PixelConstants) -> Tensor:
+    """Bytes as images N×C×H×W, channels first or last, or without for grey ones, by public constants."""
+    channels, height, width = shape
+    if tuple(given.shape[-3:]) == (height, width, channels):
+        given = given.movedim(-1, -3)
+    elif channels == 1 and tuple(given.shape[-2:]) == (height, width) and tuple(given.shape[-3:]) != shape:
+        given = given.unsqueeze(-3)
+    if tuple(given.shape[-3:]) != shape:
+        return given.float()
+    return normalised(given.reshape(-1, *shape), constants)
