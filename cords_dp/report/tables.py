@@ -45,7 +45,7 @@ def accuracy_tables(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 def group_tables(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Accuracies of single groups of test records (columns ``accuracy_NAME``): methods × scenario and group."""
-    groups = [column for column in frame if column.startswith("accuracy_")]
+    groups = [column for column in map(str, frame) if column.startswith("accuracy_")]
     tables = {}
     for (dataset, budget), part in frame.groupby(["dataset", "budget"], sort=False) if groups else ():
         cells = part.groupby(["method", "scenario"], sort=False)[groups].agg(mean_std)
