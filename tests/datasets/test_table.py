@@ -217,6 +217,41 @@ def test_csv_parquet_and_npz_hold_the_same_records(tmp_path):
         assert y.equal(expected[1]), name
 
 
+def test_bytes_that_are_no_text_spoil_their_own_value_only(tmp_path):
+    """In Parquet and .npz, as in CSV: neither does the run fail, nor does another record change."""
+    expected = table(tmp_path, parquet(VALUES), "good.parquet")[1]
+    raw = pa.array([b"Male", b"\xff\xfe", b"Other"])
+    broken = pa.Array.from_buffers(pa.string(), 3, raw.buffers())
+    arrays = {name: np.array(column) for name, column in VALUES.items()}
+    contents = {
+        "bad.parquet": parquet({**VALUES, "sex": broken}),
+        "bad.npz": archive(**{**arrays, "sex": np.array(["Male", "\ud800", "Other"])}),
+        "bad.csv": b"age,sex,hours,wealth,income\n50,Male,30,0,low\n150,\xff,80,-5,high\n25,Other,10,,high\n",
+    }
+    for name, content in contents.items():
+        x, y = table(tmp_path, content, name)[1]
+        assert x[[0, 2]].equal(expected[0][[0, 2]]), name
+        assert x[1, 2:6].argmax() >= 2, name  # unknown, or missing
+        assert y.equal(expected[1])
+
+
+def test_an_index_without_a_name_can_be_ignored(tmp_path):
+    content = CSV.replace("id,age", ",age")
+    with pytest.raises(DatasetUnavailableError, match="number 1 of its header"):
+        table(tmp_path, content)
+    schema = {**PLAIN, "ignore": ["column 1"]}
+    assert table(tmp_path, content, schema=schema)[1][0].equal(table(tmp_path, name="b.csv")[1][0])
+
+
+def test_another_delimiter_is_another_copy(tmp_path):
+    schema = {**PLAIN, "header": ["id", *NAMES]}
+    body = CSV.split("\n", 1)[1].replace('"1,000"', "x")
+    x, _ = table(tmp_path, body.replace(",", ";"), schema=schema, delimiter=";")[1]
+    spoiled, _ = table(tmp_path, None, schema=schema)[1]
+    assert not x.equal(spoiled)
+    assert (spoiled * 2)[:, 1].tolist() == [1] * 5  # every line has one field: nothing is known
+
+
 def test_a_matrix_with_named_columns_is_a_table(tmp_path):
     schema = {"target": {"classes": [0, 1]}, "columns": {"a": {"range": [0, 1]}, "b": {"range": [0, 1]}}}
     content = archive(x=np.eye(2, dtype=np.float32), columns=np.array(["a", "b"]), y=np.array([0, 1]))
@@ -368,6 +403,10 @@ def test_prediction_reads_a_file_without_a_target(tmp_path):
     new = source.read(card, str(tmp_path / "new.csv"))
     assert new.batch(np.arange(5))[0].equal(x)
     assert card["classes"] == ["low", "high"]
+    card = source.card({"schema": {**PLAIN, "header": ["id", *NAMES]}})
+    for content in (CSV.splitlines()[1:], [line.rsplit(",", 1)[0] for line in CSV.splitlines()[1:]]):
+        (tmp_path / "unnamed.csv").write_text("\n".join(content))
+        assert source.read(card, str(tmp_path / "unnamed.csv")).batch(np.arange(5))[0].equal(x)
 
 
 # --- training -----------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ outside of the handlers, so that no traceback shows the cause either.
 
 from __future__ import annotations
 
+import csv
 import io
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,11 +30,16 @@ Chunk = Mapping[str, pa.Array]
 
 class TableFile(ABC):
     """path: the file. header: the names of its columns, in its order. types: how columns are stored, where the file
-    says so: "number" or "text", or another type's name."""
+    says so: "number" or "text", or another type's name. settings: what else decides how it is read."""
 
     path: Path
     header: tuple[str, ...]
     types: Mapping[str, str]
+    settings: tuple[str, ...] = ()
+
+    def fields(self) -> int:
+        """How many values a record has; in a file without a header those of its first line."""
+        return len(self.header)
 
     @abstractmethod
     def chunks(self, names: Sequence[str]) -> Iterator[Chunk]:
@@ -59,7 +65,7 @@ class _Csv(TableFile):
     def __init__(self, path: Path, header: Sequence[str] | None, delimiter: str):
         self.path, self._named, self._delimiter = path, header is None, delimiter
         self.header = _header_line(path, delimiter) if header is None else tuple(header)
-        self.types = {}
+        self.types, self.settings = {}, (delimiter, "named" if self._named else "unnamed")
 
     def chunks(self, names: Sequence[str]) -> Iterator[Chunk]:
         places = {name: str(self.header.index(name)) for name in names}
@@ -71,6 +77,9 @@ class _Csv(TableFile):
                 if table is None:
                     raise _damaged(self.path)
                 yield {name: table.column(place).combine_chunks() for name, place in places.items()}
+
+    def fields(self) -> int:
+        return len(_first_line(self.path, self._delimiter))
 
 
 def _parsed(block: bytes, width: int, wanted: list[str]) -> pa.Table | None:
@@ -94,24 +103,28 @@ def _parsed(block: bytes, width: int, wanted: list[str]) -> pa.Table | None:
         return None
 
 
-def _header_line(path: Path, delimiter: str) -> tuple[str, ...]:
-    import csv
-
+def _first_line(path: Path, delimiter: str) -> tuple[str, ...]:
     with open(path, "rb") as file:
         line = file.readline(_LONGEST_HEADER).decode("utf-8-sig", errors="replace").rstrip("\r\n")
     try:
         names = tuple(name.strip() for name in next(csv.reader([line], delimiter=delimiter, strict=True)))
     except (csv.Error, StopIteration):
         names = ()
+    return names
+
+
+def _header_line(path: Path, delimiter: str) -> tuple[str, ...]:
+    names = _first_line(path, delimiter)
+    if not any(names) or any(_is_number(name) for name in names):
+        raise DatasetUnavailableError(
+            f"the first line of {path.name} does not name the columns; list them under `header` in the schema"
+        )
     return _checked_header(path, names)
 
 
 def _checked_header(path: Path, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Refuse what is no header. Its words are not shown: without a header they would be the first record's."""
-    if not names or not all(names) or any(_is_number(name) for name in names):
-        raise DatasetUnavailableError(
-            f"the first line of {path.name} does not name the columns; list them under `header` in the schema"
-        )
+    """Names that tell columns apart. They are not shown: without a header they would be the first record's."""
+    names = tuple(name or f"column {place}" for place, name in enumerate(names, start=1))  # pandas' index has no name
     if len(set(names)) < len(names):
         raise DatasetUnavailableError(f"the header of {path.name} names a column twice")
     return names
@@ -172,11 +185,21 @@ def _plain(column: pa.Array) -> pa.Array:
     """Texts or numbers, whatever way they are stored."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
-    if pa.types.is_large_string(column.type):
-        return column.cast(pa.string())
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        return _decoded(column.cast(pa.string()))
     if pa.types.is_decimal(column.type) or pa.types.is_float16(column.type):
         return column.cast(pa.float64(), safe=False)
     return column
+
+
+def _decoded(texts: pa.Array) -> pa.Array:
+    """Texts in which a byte that is no UTF-8 spoils its own value only."""
+    try:
+        texts.validate(full=True)
+        return texts
+    except pa.ArrowInvalid:
+        raw = texts.cast(pa.binary()).to_pylist()
+    return pa.array([None if value is None else value.decode("utf-8", "replace") for value in raw], pa.string())
 
 
 class _Arrays(TableFile):
@@ -242,6 +265,6 @@ class _Arrays(TableFile):
 def _from_numpy(column: np.ndarray) -> Any:
     kind = column.dtype.kind
     if kind in "US":
-        texts = np.char.decode(column, "utf-8", "replace") if kind == "S" else column
-        return pa.array(texts.tolist(), pa.string())
+        raw = column if kind == "S" else np.char.encode(column, "utf-8", "replace")  # half of a pair is no text
+        return pa.array(np.char.decode(raw, "utf-8", "replace").tolist(), pa.string())
     return pa.array(np.ascontiguousarray(column, dtype={"f": "f8", "i": "i8", "u": "u8", "b": "?"}[kind]))

@@ -143,7 +143,8 @@ def _from_file(path: Path) -> Any:
         fix = "no such file; python -m cords_dp data describe writes a template"
         raise ConfigError("dataset.schema", path.name, fix)
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, where it was built
+        return yaml.load(path.read_text(encoding="utf-8"), Loader=loader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError("dataset.schema", path.name, f"is no YAML file: {error}") from error
 

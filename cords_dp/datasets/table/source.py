@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import gettempdir
@@ -106,6 +107,9 @@ class TableSource(Source):
         encoding, where = Encoding(read_schema(card["schema"])), Path(path).expanduser()
         schema = encoding.schema
         file = _checked(where, schema, card.get("delimiter"), target=False)
+        if schema.header is not None and file.fields() == len(schema.header) - 1:  # its lines end without a target
+            rest = replace(schema, header=tuple(name for name in schema.header if name != schema.target.name))
+            file = _checked(where, rest, card.get("delimiter"), target=False)
         labelled = schema.target.name in file.header
         records = stored_table(file, encoding, Path(gettempdir()), cache=False, target=labelled)
         dataset = TableDataset(records, encoding, np.arange(len(records)))

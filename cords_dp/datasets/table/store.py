@@ -29,7 +29,7 @@ from cords_dp.files import remove_stale, replacing, write_durably
 _NOTE = """These files hold private records in plain: compact copies of tables that were trained on (dataset.cache).
 Only their owner can read them. They can be removed at any time; a run makes them again.
 """
-_FORMAT = 1
+_FORMAT = 1  # of the compact copy; raise it with any change of what a record becomes
 
 
 class TableDataset(Dataset):
@@ -109,7 +109,7 @@ def _private_folder(folder: Path) -> None:
 def _name(file: TableFile, encoding: Encoding) -> str:
     """After the file's place, its schema, its size and when it was written: nothing of what is in it."""
     known = os.stat(file.path)
-    what = json.dumps([_FORMAT, str(file.path.resolve()), file.header, encoding.schema.to_plain()])
+    what = json.dumps([_FORMAT, str(file.path.resolve()), file.header, file.settings, encoding.schema.to_plain()])
     when = json.dumps([known.st_size, known.st_mtime_ns])
     digests = (hashlib.sha256(text.encode()).hexdigest()[:16] for text in (what, when))
     return "table-" + "-".join(digests) + ".rows"
