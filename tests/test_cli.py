@@ -67,7 +67,8 @@ def test_run_experiment_leaves_everything(config, tmp_path, capsys):
 def test_a_resolved_config_can_be_run_again(make_config, tmp_path):
     path = tmp_path / "again.yaml"
     path.write_text(yaml.safe_dump(to_plain(make_config("RandomDP"))))
-    assert run_main(["--config", str(path), "--out", str(tmp_path / "out"), "--quiet"]) == 0
+    assert run_main(["--config", str(path), "--out", str(tmp_path / "out"), "--quiet", "--no-feature-cache"]) == 0
+    assert yaml.safe_load((tmp_path / "out/config.yaml").read_text())["model"]["feature_cache"] is False
 
 
 def test_resume_from_the_command_line(tmp_path, capsys):

@@ -126,18 +126,19 @@ class _Store:
         else:
             self.size = len(dataset)  # type: ignore[arg-type]
             self.rows = torch.arange(self.size)
-        self._labels: list[Tensor] = []
+        self._labels: Tensor | None = None
 
     def batches(self, size: int) -> Iterator[Tensor]:
         """The x of all records in order. Labels that a dataset does not list are noted on the way."""
-        noted: list[Tensor] = []
+        noted: Tensor | None = None  # in one piece: small pieces between large ones would break up the memory
         for start in range(0, self.size, size):
             rows = torch.arange(start, min(start + size, self.size))
             if isinstance(self.dataset, (ArrayDataset, StoredRecords)):
                 yield self.dataset.read(rows)[0]
             else:
                 x, y = records_at(self.dataset, rows.numpy())
-                noted.append(y)
+                noted = y.new_empty((self.size, *y.shape[1:])) if noted is None else noted
+                noted[rows] = y
                 yield x
         self._labels = noted
 
@@ -145,7 +146,8 @@ class _Store:
     def targets(self) -> Tensor:
         if isinstance(self.dataset, (ArrayDataset, StoredRecords)):
             return self.dataset.all_targets
-        return torch.cat(self._labels)
+        assert self._labels is not None
+        return self._labels
 
     def fingerprint(self, transform: Transform) -> str:
         constants = self.dataset.constants if isinstance(self.dataset, (ArrayDataset, StoredRecords)) else None

@@ -19,4 +19,4 @@ class Preparation:
     name: str
     sensitivity: float
     words: str
-    share: float = 0.1  # costs add up like squares: training then needs about a half per cent more noise
+    share: float = 0.1  # costs add up like squares: training then needs about 0.6 % more noise

@@ -17,6 +17,7 @@ from conftest import REPOSITORY
 from dotmap import DotMap
 
 import cords_dp
+from cords_dp import load_model
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, Ledger, RepeatAndSelect, TrialLaw, gaussian
 from cords_dp.accounting.account import Account
 from cords_dp.cli import main
@@ -301,7 +302,8 @@ def test_a_real_tuning_within_its_budget(make_config, tmp_path, strategy, monkey
     assert report["epsilon_training_data"] <= 3.0
     assert report["epsilon_validation_data"] <= 3.0
     weights = torch.load(tmp_path / "t/model.pt", weights_only=True)
-    assert weights
+    loaded = load_model(tmp_path / "t")  # the best trial's model.json is beside it
+    assert all(torch.equal(value, weights[name]) for name, value in loaded.model.state_dict().items())
     chosen = yaml.safe_load((tmp_path / "t/config.yaml").read_text())
     assert chosen["optimizer"]["lr"] == result.settings["optimizer.lr"]
     assert chosen["privacy"]["epsilon"] == 3.0
