@@ -1,8 +1,11 @@
 """``dataset.name = "text"``: texts and labels in columns of a ``.csv``, ``.tsv`` or ``.jsonl`` file.
 
 Texts become rows of bytes (`texts`) in a file without a name, so that memory stays bounded; a model reads them by
-``model.features = "sentence:FOLDER"``. Public are the columns, the classes and how many records there are. A line that
-cannot be parsed is an empty text without a label: it contributes nothing, and nothing is said about it.
+``model.features = "sentence:FOLDER"``. Public are the columns, the classes and how many records there are.
+
+Formal guarantee: a line is a record, and what it becomes is a function of that line and of the header. A line that
+cannot be parsed, in a CSV file one with an open quotation mark or too many fields, is an empty text without a label: it
+contributes nothing, and nothing is said about it.
 """
 
 from __future__ import annotations
@@ -141,30 +144,46 @@ def _check_columns(key: str, value: Any, columns: Columns) -> None:
         raise DatasetUnavailableError(f"there is no file {file.name} ({key})")
     if file.suffix == ".jsonl":
         return
-    header = next(_lines(file), [])
+    header = _fields(next(_lines(file), ""), _SEPARATORS[file.suffix])
     for column in columns:
         if column is not None and column not in header:
             raise DatasetUnavailableError(f"{file.name} has no column {column!r}; its first line must name the columns")
 
 
-def _lines(file: Path) -> Iterator[list[str]]:
-    """Lines of a table. Whatever a field holds, the reader goes on."""
+def _lines(file: Path) -> Iterator[str]:
+    """Lines of a file up to the last that is not blank: a line is a record, whatever is in it."""
+    blank = 0
+    with open(file, "rb") as content:
+        for line in content:
+            if not line.strip():
+                blank += 1
+                continue
+            yield from [""] * blank
+            blank = 0
+            yield line.decode("utf-8-sig", errors="replace").rstrip("\r\n")
+
+
+def _fields(line: str, separator: str) -> list[str]:
+    """The fields of one line by itself, so that no quotation mark reaches into another; none if it cannot be read."""
     limit = csv.field_size_limit(sys.maxsize)
     try:
-        with open(file, encoding="utf-8-sig", errors="replace", newline="") as content:
-            yield from csv.reader((line.replace("\0", " ") for line in content), delimiter=_SEPARATORS[file.suffix])
+        return next(csv.reader([line], delimiter=separator, strict=True), [])
+    except csv.Error:
+        return []
     finally:
         csv.field_size_limit(limit)
 
 
 def _records(file: Path) -> Iterator[Mapping[str, Any]]:
-    if file.suffix == ".jsonl":
-        with open(file, encoding="utf-8-sig", errors="replace") as content:
-            yield from (_parsed(line) for line in content if line.strip())
-        return
+    """The values of each line by column. A line that cannot be read has none."""
     lines = _lines(file)
-    header = next(lines, [])
-    yield from (dict(zip(header, line, strict=False)) for line in lines if line)
+    if file.suffix == ".jsonl":
+        yield from map(_parsed, lines)
+        return
+    separator = _SEPARATORS[file.suffix]
+    header = _fields(next(lines, ""), separator)
+    for fields in (_fields(line, separator) for line in lines):
+        yield dict(zip(header, fields, strict=True)) if len(fields) == len(header) else {}
 
 
 def _parsed(line: str) -> Mapping[str, Any]:

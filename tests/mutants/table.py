@@ -525,6 +525,13 @@ _ACCOUNTING = [
         "accounting/test_poisson_gaussian.py::test_the_loss_distribution_is_dp_accountings",
     ),
     _mutant(
+        "quote-reaches-further", "a quotation mark that is not closed swallows the texts after it",
+        "datasets/own_texts.py",
+        ("for fields in (_fields(line, separator) for line in lines):",
+         "for fields in csv.reader(lines, delimiter=separator):"),
+        "datasets/test_own_texts.py::test_a_line_is_a_record_whatever_is_in_it",
+    ),
+    _mutant(
         "gumbel-one-direction", "a freeze is charged for scores that rise, not for those that fall",
         "accounting/picks.py",
         ("        return max(up, down)\n", "        return up\n"),
