@@ -163,14 +163,14 @@ def _open(section: Mapping[str, Any]) -> _Parts:
     train = _pair(arrays, _X, _Y, main)
     if train is None:
         fix = "must hold x and y, or x_train and y_train; beside one .npy file dataset.labels names that of y"
-        raise ConfigError("dataset.path", str(section["path"]), fix)
+        raise ConfigError("dataset.path", main.name, fix)
     own = {part: _pair(arrays, *names, main) for part, names in _OWN.items()}
     for part in _OWN:
         if section.get(f"{part}_path") is not None:
             file = path(f"dataset.{part}_path", section[f"{part}_path"])
             own[part] = _pair(open_arrays(file), ("x",), ("y",), file)
             if own[part] is None:
-                raise ConfigError(f"dataset.{part}_path", str(section[f"{part}_path"]), "must hold x and y")
+                raise ConfigError(f"dataset.{part}_path", file.name, "must hold x and y")
     return _Parts(train, own["validation"], own["test"])
 
 

@@ -213,6 +213,7 @@ PUBLIC = {
     "auditing/transcripts.py": {"np.random.default_rng"},  # noise that an audit freezes
     "training/augment.py": {"torch.randint("},  # views, from the generator that is passed in
     "models/build.py": {"torch.manual_seed("},  # initial weights, from the public seed
+    "models/frozen.py": {"torch.Generator(", "torch.randn("},  # made-up records: do rows depend on each other?
     "models/scattering.py": {"torch.Generator(", "torch.randn("},  # random images that fix the features
     "experiments/models.py": {"torch.Generator(", "torch.randn(", "torch.randint("},  # made-up inputs for a table
     "seeding.py": {  # the public streams, the views' generator and the global ones
