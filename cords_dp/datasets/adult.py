@@ -22,9 +22,9 @@ import numpy as np
 from filelock import FileLock
 
 from cords_dp.config.keys import Check
-from cords_dp.config.values import flag, list_of, number, one_of, text, whole
+from cords_dp.config.values import flag, folder, list_of, number, one_of, text, whole
 from cords_dp.datasets.arrays import Splits
-from cords_dp.datasets.sources import Facts, Source
+from cords_dp.datasets.sources import Facts, Source, check_split
 from cords_dp.datasets.table.schema import Categorical, Schema, load_schema
 from cords_dp.datasets.table.source import TableSource
 from cords_dp.datasets.table.store import TableDataset
@@ -44,7 +44,7 @@ _SHA256 = "38cd0f88de722d2276bc106910588e56feb1037dcf2a526fb0fec510f66d190b"
 class AdultSource(Source):
     """Adult's training file, split into D and V, and its test file.
 
-    validation_fraction, binning, scaling, cache: as for a table. Of the records in D whose ``cut_column`` is one of
+    validation_fraction, binning, cache: as for a table. Of the records in D whose ``cut_column`` is one of
     ``cut_values``, the share ``cut_share`` is kept, as if the data had been collected mostly from others; V and the
     test set stay as they are. (This makes the data of a study, as `datasets.imbalance` does.)
     """
@@ -53,7 +53,6 @@ class AdultSource(Source):
     keys: ClassVar[Mapping[str, Check]] = {
         "validation_fraction": partial(number, low=0, high=1),
         "binning": partial(whole, low=2, high=10_000),
-        "scaling": TableSource.keys["scaling"],
         "cache": flag,
         "cut_column": partial(one_of, choices=COLUMNS),
         "cut_values": partial(list_of, check=text),
@@ -62,7 +61,9 @@ class AdultSource(Source):
     _table = TableSource()
 
     def check(self, section: Mapping[str, Any], *, private: bool) -> None:
-        self._table.check(_as_table(section), private=private)
+        folder("dataset.datadir", _datadir(section))
+        check_split(section)
+        self.facts(section)
         if section.get("cut_column") is not None:
             _cut_column(load_schema(SCHEMA), section)
 
@@ -70,6 +71,7 @@ class AdultSource(Source):
         return self._table.facts(_as_table(section))
 
     def build(self, section: Mapping[str, Any], rng: np.random.Generator) -> Splits:
+        fetch_adult(_datadir(section))
         splits = self._table.build(_as_table(section), rng)
         if section.get("cut_column") is None:
             return splits
@@ -83,8 +85,12 @@ class AdultSource(Source):
         return self._table.read(card, path)
 
 
+def _datadir(section: Mapping[str, Any]) -> Path:
+    return Path(section.get("datadir") or "data").expanduser()
+
+
 def _as_table(section: Mapping[str, Any]) -> dict[str, Any]:
-    train, test = fetch_adult(Path(section.get("datadir") or "data").expanduser())
+    train, test = (_datadir(section) / name for name in FILES)
     own = {key: value for key, value in section.items() if key not in ("cut_column", "cut_values", "cut_share")}
     return {**own, "path": str(train), "test_path": str(test), "schema": str(SCHEMA)}
 
