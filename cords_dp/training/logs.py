@@ -71,7 +71,7 @@ def console_logger() -> logging.Logger:
 
 def own_logger(shared: logging.Logger) -> logging.Logger:
     """CORDS hangs new handlers on one global logger each time; give this trainer the newest two alone."""
-    own = logging.Logger(shared.name, level=shared.level)
+    own = logging.Logger("cords_dp", level=shared.level)
     for handler in shared.handlers[-2:]:
         shared.removeHandler(handler)
         own.addHandler(handler)

@@ -242,6 +242,14 @@ def test_log_paths_and_lines_are_those_of_cords(make_config, tmp_path):
         assert log.parent == tmp_path / "SL" / "RandomDP" / "digits" / "0.3" / "2"
 
 
+def test_the_log_names_this_package(make_config, tmp_path):
+    trainer = TrainClassifier(make_config("FullDP"))
+    trainer.train()
+    (log,) = tmp_path.rglob("*.log")
+    assert trainer.logger.name == "cords_dp"
+    assert "] cords_dp INFO: " in log.read_text()
+
+
 def test_two_trainers_do_not_write_into_each_other_s_logs(make_config, tmp_path):
     one = TrainClassifier(make_config("RandomDP"))
     two = TrainClassifier(make_config("FullDP"))
