@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     reproduce = commands.add_parser("reproduce", help="repeat an experiment of the paper, or all of them")
     reproduce.add_argument(
-        "name", metavar="NAME", help="main, imbalance, synthetic, timing, allocation, gains, robust, cut, all"
+        "name", metavar="NAME", help="main, imbalance, synthetic, timing, allocation, gains, robust, cut, adult, all"
     )
     reproduce.add_argument(
         "--preset",
