@@ -93,15 +93,20 @@ class Source(ABC):
 
     def sums(self, dataset: Any) -> np.ndarray:
         """What is released, before noise: a sum over the records that `build` handed out for D. A private value."""
-        raise NotImplementedError
+        raise self._unprepared()
 
     def fitted(self, released: np.ndarray, deviation: float) -> dict[str, Any]:
         """Public values, fit for JSON, from the noisy sum; ``deviation`` is that of the noise."""
-        raise NotImplementedError
+        raise self._unprepared()
 
     def prepared(self, dataset: Any, fit: Mapping[str, Any]) -> Dataset:
         """A set that `build` handed out, with its records as the fitted values want them."""
-        raise NotImplementedError
+        raise self._unprepared()
+
+    def _unprepared(self) -> MechanismError:
+        return MechanismError(
+            f"source {self.name!r} asks for a release before training; it needs sums, fitted, prepared"
+        )
 
     # -- for a prediction -------------------------------------------------------------------------------
 
