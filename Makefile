@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help install demo test test-all mutants reproduce lint format clean
+.PHONY: help install demo test test-all mutants reproduce docs wheel lint format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -33,6 +33,18 @@ mutants: $(STAMP)  ## put privacy bugs into a copy of the package: which test no
 
 reproduce: $(STAMP)  ## the paper's experiments, small, with a report
 	$(BIN)/python -m cords_dp reproduce all --preset quick
+
+DOCS := .venv/.docs-installed
+
+$(DOCS): $(STAMP)
+	$(BIN)/python -m pip install --quiet -e '.[docs]'
+	@touch $(DOCS)
+
+docs: $(DOCS)  ## the docs site, into site/; warnings are errors, and it needs no network to be read
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+wheel:  ## the wheel, into dist/
+	$(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 lint: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .

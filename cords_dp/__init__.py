@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cords_dp.training import TrainClassifier
     from cords_dp.training.loop import FullDPDataLoader, GLISTERDPDataLoader, RandomDPDataLoader
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "CordsDPError",
     "FullDPDataLoader",

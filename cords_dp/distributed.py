@@ -1,23 +1,49 @@
 """Several processes that train one model: ``torchrun --nproc_per_node=N run_experiment.py …``.
 
-Formal guarantee: the run has the law of a run in one process. All ranks hold the same secret generators, draw the
-same Poisson mask for a step and take turns at its records, so each record falls into the step by one Bernoulli(q) coin
-and is computed once. Rank 0 alone adds the noise, once, before the sums are added up (Opacus' distributed
-optimizers). A rank whose share of a batch is empty takes part in the step all the same. Ledger, logs and files are
-rank 0's; rank 0's pool counts, so that rounding on another machine cannot make ranks disagree. What the processes send
-each other (entropy, pools, sums before noise) is as secret as the data: the network between them is trusted.
+Each process keeps and computes on its own part of the records only (`datasets.shards`): a contiguous range of public
+row numbers. Of tables and arrays it reads no other; published sets, and files of texts, are read whole and cut. Nothing
+about records travels but sums.
+
+Formal guarantee: the run has the law of a run in one process, and the same ledger.
+
+* Coins: a record lies with one rank, which draws its coins from a generator of its own: a stream that is keyed by rank
+  from one shared secret, so no two ranks toss alike (`seeding.Streams`). Each record falls into each step by one
+  Bernoulli, independent of all others.
+* Noise: whatever is released is a sum over records. Every rank hands in the sum over its part; rank 0 alone charges the
+  ledger on disk, adds the noise once, to its own part, and only then are the parts added up, in float64. No rank ever
+  holds the sum over all records without noise (`mechanisms.releases`, `training.noisy_sum`). All get the same bits.
+* A rank without records takes part in every sum and every step, with zeros: what the ranks do follows from the plan
+  and from released values.
+* What is not a sum over records, such as the best k of all scores, is refused (`Mechanism.sharded`).
+
+Ledger, logs and files are rank 0's; the other ranks keep count in memory and refuse the same charges. What the
+processes send each other (the secret, parts of sums) is as secret as the data: the network between them is trusted.
+
+A process that dies ends the run. Nobody gets past the next sum, for it needs everybody; the others raise
+`LostProcessError`. What was charged until then is in the ledger, so `--resume` goes on, with as many processes as one
+likes. A process that hangs counts as lost after ``CORDS_DP_TIMEOUT`` seconds.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+import signal
+import threading
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
+
+from cords_dp.errors import ConfigError, LostProcessError, MechanismError
+
+TIMEOUT = "CORDS_DP_TIMEOUT"
+_SECONDS = 3600.0  # ranks wait for each other's features, which may take long; a process that has died is seen at once
 
 
 @dataclass(frozen=True)
@@ -36,8 +62,36 @@ class World:
         if self.size == 1:
             return value
         box = [value if self.main else None]
-        dist.broadcast_object_list(box, src=0)
+        with _together():
+            dist.broadcast_object_list(box, src=0)
         return box[0]
+
+    def add_up(self, part: Tensor) -> None:
+        """Make ``part`` the sum of all ranks' parts, the same bits on every rank."""
+        if self.size > 1:
+            with _together():
+                dist.all_reduce(part)
+
+    def copy_from_main(self, tensors: Iterable[Tensor]) -> None:
+        """Let tensors have rank 0's values."""
+        if self.size > 1:
+            with _together():
+                for tensor in tensors:
+                    dist.broadcast(tensor.detach(), src=0)
+
+    def total(self, part: np.ndarray) -> np.ndarray:
+        """The sum of all ranks' parts in float64; of one process alone its own part as it is."""
+        part = np.asarray(part, dtype=np.float64)
+        if self.size == 1:
+            return part
+        total = torch.from_numpy(part.copy()).to(_meeting_place())
+        self.add_up(total)
+        return total.cpu().numpy()
+
+    def refuse_disagreement(self, value: Any, what: str, fix: str) -> None:
+        """Ranks that went on with different public values would not have the law that was charged."""
+        if self.share(value) != value:
+            raise MechanismError(f"the processes of this run disagree about {what}: {fix}")
 
 
 def current_world() -> World:
@@ -53,12 +107,15 @@ def joined_world() -> Iterator[World]:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
         yield current_world()
         return
+    patience = timedelta(seconds=_timeout())
     on_gpu = torch.cuda.is_available()
     if on_gpu:
         torch.cuda.set_device(local_rank())
-    dist.init_process_group("nccl" if on_gpu else "gloo")
+    with _told_to_end(), _together():
+        dist.init_process_group("nccl" if on_gpu else "gloo", timeout=patience)
     try:
-        yield current_world()
+        with _told_to_end():
+            yield current_world()
     finally:
         dist.destroy_process_group()
 
@@ -66,3 +123,52 @@ def joined_world() -> Iterator[World]:
 def local_rank() -> int:
     """Which process of this machine this is: the number of its GPU."""
     return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def _meeting_place() -> torch.device:
+    return torch.device("cuda", local_rank()) if dist.get_backend() == "nccl" else torch.device("cpu")
+
+
+def _timeout() -> float:
+    given = os.environ.get(TIMEOUT)
+    try:
+        seconds = _SECONDS if given is None else float(given)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e6:
+        raise ConfigError(TIMEOUT, given, "must be a number of seconds")
+    return seconds
+
+
+_LOST = (
+    "another process of this run has ended or does not answer; its own message says why. What was charged until then "
+    "is in the ledger of rank 0: --resume goes on from the last checkpoint"
+)
+
+
+@contextlib.contextmanager
+def _together() -> Iterator[None]:
+    """What torch says when a process is gone are addresses and ports."""
+    try:
+        yield
+    except LostProcessError:
+        raise
+    except RuntimeError as error:
+        raise LostProcessError(f"{_LOST} ({type(error).__name__})") from error
+
+
+@contextlib.contextmanager
+def _told_to_end() -> Iterator[None]:
+    """torchrun ends all processes once one has died: then the ledger is closed and the reason is said."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(*_: Any) -> None:
+        raise LostProcessError(f"this process was told to end (SIGTERM): {_LOST}")
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -34,6 +34,14 @@ class ToolkitMissingError(CordsDPError, ImportError):
     """CORDS, or something it needs, is not installed."""
 
 
+class MissingExtraError(CordsDPError, ImportError):
+    """Something was asked for that needs a package of an extra, which is not installed."""
+
+    def __init__(self, what: str, package: str, extra: str):
+        self.what, self.package, self.extra = what, package, extra
+        super().__init__(f"{what} needs {package}: pip install 'cords-dp[{extra}]'")
+
+
 class DatasetUnavailableError(CordsDPError, RuntimeError):
     """A dataset is neither in the data directory nor to be had from where it is published."""
 
@@ -56,6 +64,10 @@ class AccountingError(CordsDPError, RuntimeError):
 
 class BudgetExceededError(CordsDPError, RuntimeError):
     """An event was refused because it would exceed the privacy budget."""
+
+
+class LostProcessError(CordsDPError, RuntimeError):
+    """A process of a run in several has ended, or does not answer."""
 
 
 class ModelUnavailableError(CordsDPError, RuntimeError):

@@ -33,12 +33,12 @@ def replacing(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{_host()}-{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
         yield temporary
-        _sync(temporary)
+        sync(temporary)
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    _sync(path.parent)  # a rename is durable once its folder is
+    sync(path.parent)  # a rename is durable once its folder is
 
 
 def remove_stale(folder: Path) -> list[Path]:
@@ -53,7 +53,8 @@ def remove_stale(folder: Path) -> list[Path]:
     return removed
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Wait until a file, or a folder's list of names, is on the device."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -26,6 +26,8 @@ import torch
 from dotmap import DotMap
 
 from cords_dp.errors import ToolkitMissingError
+from cords_dp.extras import need
+from cords_dp.lazy_compiler import compiler_deferred, free_optimizers_of_compiler
 
 INSTALL_COMMAND = "pip install --no-deps cords==0.0.4"
 
@@ -46,6 +48,7 @@ _OPTIONAL_MODULES = (
 
 # Slow to import, and used by a few of CORDS' strategies only, or by nothing that is called here.
 _DEFERRED = ("apricot", "matplotlib", "matplotlib.pyplot", "ray", "ray.tune")
+_DEFERRED_EXTRAS = {"apricot": "submodular", "ray": "ray"}
 
 # Functions of a checkout that some configs import without calling them.
 _CHECKOUT_NAMES = ("generate_image_global_order", "generate_text_global_order")
@@ -77,6 +80,8 @@ class _Deferred(types.ModuleType):
             raise AttributeError(name)
         if f"{self.__name__}.{name}" in _DEFERRED:
             return _Deferred(f"{self.__name__}.{name}")
+        package = self.__name__.split(".")[0]
+        need(package, extra=_DEFERRED_EXTRAS.get(package, package), what=f"this part of CORDS ({self.__name__}.{name})")
         with _undisturbed():
             return getattr(importlib.import_module(self.__name__), name)
 
@@ -169,6 +174,9 @@ def _train_module(cords_root: Path) -> types.ModuleType:
 
 try:
     _slow = {name: _Deferred(name) for name in _DEFERRED if name not in sys.modules}
+    with compiler_deferred():
+        import torchvision  # noqa: F401
+    free_optimizers_of_compiler()
     with stubs_for_dead_imports(), _standing_in(_slow):
         import cords
         from cords.selectionstrategies.SL import GLISTERStrategy

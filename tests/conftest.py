@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ settings.register_profile(
     "cords_dp", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 settings.load_profile("cords_dp")
+
+os.environ["CORDS_DP_CACHE"] = "off"  # no test may pass, or be quick, because of what another run left behind
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

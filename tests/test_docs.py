@@ -5,9 +5,16 @@ from __future__ import annotations
 import pytest
 from conftest import REPOSITORY
 
-PAGES = [REPOSITORY / "README.md", REPOSITORY / "CHANGELOG.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
+NAMES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+PAGES = [*(REPOSITORY / name for name in NAMES), *sorted((REPOSITORY / "docs").glob("*.md"))]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_no_line_is_over_120_characters(page):
     assert [line for line in page.read_text().splitlines() if len(line) > 120] == []
+
+
+def test_the_readme_fits_one_look():
+    lines = (REPOSITORY / "README.md").read_text().splitlines()
+    assert [line for line in lines if len(line) > 100] == []
+    assert len(lines) < 100

@@ -10,6 +10,7 @@ from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from cords_dp.accounting.composition import composed_pld
 from cords_dp.accounting.events import Event, from_dict, is_count, merge, register_event, to_dict
 from cords_dp.accounting.profiles import directions, pointwise_maximum
+from cords_dp.accounting.rough import rough_pld
 from cords_dp.errors import AccountingError
 
 
@@ -41,11 +42,20 @@ class BranchMaximum(Event):
         if not any(self.branches) or not is_count(self.count):
             raise AccountingError(f"not a choice between branches of events: {self}")
 
+    @property
+    def uses(self) -> int:
+        return self.count * max(sum(event.uses for event in branch) for branch in self.branches)
+
     def rdp(self, order: float) -> float:
         return max(sum(event.count * event.rdp(order) for event in branch) for branch in self.branches)
 
     def pld(self) -> PrivacyLossDistribution:
-        plds = [composed_pld(branch) for branch in self.branches if branch]  # an empty branch costs nothing
+        return self._worst([composed_pld(branch) for branch in self.branches if branch])  # an empty one costs nothing
+
+    def pld_on(self, step: float) -> PrivacyLossDistribution:
+        return self._worst([rough_pld(branch, step) for branch in self.branches if branch])
+
+    def _worst(self, plds: list[PrivacyLossDistribution]) -> PrivacyLossDistribution:
         present, absent = zip(*map(directions, plds), strict=True)
         if all(one is other for one, other in zip(present, absent, strict=True)):
             return PrivacyLossDistribution(pointwise_maximum(present))

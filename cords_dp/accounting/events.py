@@ -43,6 +43,15 @@ class Event(ABC):
         """A dominating pair for each direction, discretised pessimistically on multiples of `PLD_STEP`."""
         self._refuse("pld")
 
+    def pld_on(self, step: float) -> PrivacyLossDistribution:
+        """The same on multiples of ``step``, for quick comparisons; an event without it is compared by RDP."""
+        self._refuse("rough")
+
+    @property
+    def uses(self) -> int:
+        """How many compositions it is, for the choice of a grid."""
+        return self.count
+
     def prv(self) -> Any:
         """prv-accountant's random variable of the direction in which the record is present."""
         self._refuse("prv")

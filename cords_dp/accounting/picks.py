@@ -67,7 +67,10 @@ class GumbelFreeze(Event):
         return max(up, down)
 
     def pld(self) -> PrivacyLossDistribution:
-        return PrivacyLossDistribution(_gumbel_pmf(self.shift))
+        return self.pld_on(PLD_STEP)
+
+    def pld_on(self, step: float) -> PrivacyLossDistribution:
+        return PrivacyLossDistribution(_gumbel_pmf(self.shift, step))
 
 
 def gumbel_hockey_stick(epsilon: np.ndarray, shift: float) -> np.ndarray:
@@ -87,13 +90,13 @@ def gumbel_hockey_stick(epsilon: np.ndarray, shift: float) -> np.ndarray:
     return np.clip(np.maximum(moved_up, moved_down), np.maximum(0.0, -np.expm1(epsilon)), 1.0)
 
 
-def _gumbel_pmf(shift: float) -> pld_pmf.PLDPmf:
+def _gumbel_pmf(shift: float, step: float) -> pld_pmf.PLDPmf:
     # Beyond this loss less than e^{-50} of the mass is left.
     reach = 50 * math.expm1(shift) + shift
-    steps = math.ceil(reach / PLD_STEP)
+    steps = math.ceil(reach / step)
     if steps > 20_000_000:
         raise AccountingError(f"a Gumbel shift of {shift:g} is too large for the PLD grid")
-    lower = math.floor(-2 * shift / PLD_STEP) - 1
-    grid = np.arange(lower, steps + 1) * PLD_STEP
+    lower = math.floor(-2 * shift / step) - 1
+    grid = np.arange(lower, steps + 1) * step
     deltas = np.minimum.accumulate(gumbel_hockey_stick(grid, shift))
-    return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(PLD_STEP, lower, steps, deltas)
+    return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(step, lower, steps, deltas)

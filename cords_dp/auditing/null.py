@@ -78,11 +78,10 @@ def _zero_rows(real: Callable[..., LastLayer], dataset: Dataset, indices: np.nda
         layer = real(self, *args, **kwargs)
         if not _same(self.dataset, dataset):
             return layer
-        r, a = layer.gradients.r.clone(), layer.gradients.a.clone()
-        r[torch.from_numpy(indices)], a[torch.from_numpy(indices)] = 0.0, 0.0
+        gradients = layer.gradients.without(torch.from_numpy(indices))
         logits = layer.logits.clone()
         logits[torch.from_numpy(indices)] = torch.nan  # no prediction, hence no cell in a table of `align`
-        return LastLayer(LastLayerGradients(r, a), logits, layer.labels)
+        return LastLayer(gradients, logits, layer.labels)
 
     return at
 

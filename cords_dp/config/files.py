@@ -20,15 +20,17 @@ from cords_dp.errors import ConfigError, ConfigFileError
 
 _MOST_VALUES = 100_000
 _DEEPEST = 10
+READY_MADE = Path(__file__).resolve().parents[1] / "configs"
 
 
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> DotMap:
-    """Load a CORDS config file and apply ``a.b=c`` overrides."""
+    """Load a CORDS config file and apply ``a.b=c`` overrides.
+
+    Where there is no such file, ``configs/NAME.py`` and plain ``NAME`` mean the ready-made one of that name.
+    """
     from cords_dp.toolkit import load_config_data
 
-    path = Path(path).expanduser()
-    if not path.is_file():
-        raise ConfigFileError(f"no config file {str(path)!r}; configs/ holds ready-made ones")
+    path = _file(Path(path).expanduser())
     if path.suffix not in (".py", ".yaml", ".yml"):
         raise ConfigFileError(f"{path.name}: a config is a .py file with a dict `config`, or .yaml")
     try:
@@ -47,6 +49,19 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> DotMap:
     for override in overrides:
         apply_override(cfg, override)
     return cfg
+
+
+def _file(path: Path) -> Path:
+    """The file that is meant: one of the user's, or one of the ready-made configs, which come with the package."""
+    if path.is_file():
+        return path
+    if not path.is_absolute() and ".." not in path.parts:
+        inside = READY_MADE.joinpath(*(path.parts[1:] if path.parts[:1] == ("configs",) else path.parts))
+        for candidate in (inside, inside.with_name(f"{inside.name}.py")):
+            if candidate.is_file():
+                return candidate
+    names = ", ".join(sorted(p.stem for p in READY_MADE.glob("*.py") if p.stem.endswith("digits")))
+    raise ConfigFileError(f"no config file {str(path)!r}; ready-made ones are those of {READY_MADE}, such as {names}")
 
 
 def _read_yaml(path: Path) -> Any:

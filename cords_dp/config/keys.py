@@ -129,8 +129,10 @@ KEYS: dict[str, Mapping[str, Check] | None] = {
     },
     "train_args": {
         "num_epochs": partial(whole, high=MOST_EPOCHS), "device": _any, "print_every": _count,
-        "run": partial(_count, low=0), "results_dir": path, "wandb": flag, "print_args": _any, "return_args": _any,
+        "run": partial(_count, low=0), "results_dir": path, "wandb": flag, "tensorboard": flag,
+        "print_args": _any, "return_args": _any,
         "seed": partial(whole, low=0, high=2**63 - 1),
+        "shares": partial(list_of, check=partial(number, low=0, high=1e12, low_included=True)),
     },
     "privacy": None,
 }  # fmt: skip

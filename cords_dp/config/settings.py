@@ -15,7 +15,7 @@ from cords_dp.config.keys import AUTO, DEAD_SECTIONS, KEYS, MOST_EPOCHS, TOP_LEV
 from cords_dp.config.values import flag, number, one_of, suggest, whole
 from cords_dp.errors import ConfigError
 
-GRADIENT_MODES = ("linear", "ghost", "ew", "hooks", "functorch")
+GRADIENT_MODES = ("linear", "bookkeeping", "ghost", "ew", "hooks", "functorch")
 _PICK_COMPOSITIONS = ("paper", "bounded_range", "freeze")
 _MOST_EPSILON = 500.0  # e^ε has to be a number; nobody is protected long before
 _TINY = 1e-9
@@ -46,10 +46,13 @@ class PrivacySettings:
     selection_clip, validation_clip: clip norms C_e and C_v of the last-layer gradients in selection.
     validation_noise: noise multiplier of V's releases; calibrated to (ε, δ) when left out.
     accountant: ``auto`` (prv, then pld, then rdp) or one of them by name.
-    grad_sample_mode: how per-example gradients are computed; ``auto`` tries and takes the fastest.
+    grad_sample_mode: how per-example gradients are computed; ``auto`` tries and takes the fastest. ``linear``: closed
+        form, for linear heads; ``bookkeeping``: one backward pass that writes down what clipping needs; ``ghost``,
+        ``ew``, ``hooks``, ``functorch``: Opacus' ways.
     max_physical_batch_size: larger batches are computed in pieces of this size.
     augmentations: random views of an image whose gradients are averaged before clipping (1: the image as it is).
     ema_decay: average the weights over steps with this decay (0: take the last ones); costs no privacy.
+    poisson_sampling: always True: the accounting holds for batches that are drawn by independent coins.
     labels_public: the user declares which class each index belongs to as public.
     exact_metrics: log exact metrics of private data. They are not covered by the guarantee.
     secure_noise: draw noise as a sum of four, against attacks on floating-point numbers; takes longer.

@@ -14,8 +14,7 @@ from cords_dp.toolkit import WeightedSubset, adaptive, nonadaptive
 
 
 def _full_dp(c: StrategyContext) -> Pool:
-    assert c.plan is not None
-    return Pool.everything(c.plan.shape.n)
+    return Pool.everything(len(c.trainset)).as_own()  # type: ignore[arg-type]
 
 
 def _full(c: StrategyContext) -> DataLoader:

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from cords_dp.datasets import records_at
-from cords_dp.distributed import World
 from cords_dp.errors import MechanismError
 from cords_dp.selection.pool import Pool
 
@@ -24,7 +23,6 @@ def poisson_batches(
     rate: float,
     steps: int,
     rng: np.random.Generator,
-    world: World = World(),  # noqa: B008 - frozen
 ) -> Iterator[Batch]:
     """``steps`` batches of (x, y, weight), each record of the pool falling into each with probability ``rate``.
 
@@ -32,14 +30,14 @@ def poisson_batches(
     ``rate · chance``. Such a step is still an event of the given rate (`selection.match`).
 
     Formal guarantee: the inclusions are independent over records and steps and are drawn in float64 from a generator
-    that nothing else uses. The number of batches is a public constant. Batches may be empty. Of several processes each
-    gets its turns of the same batches.
+    that nothing else uses. The number of batches is a public constant. Batches may be empty. Several processes each
+    draw from their own records, by generators of their own: a batch is what all of them have drawn.
     """
     if not 0 < rate <= 1:
         raise MechanismError(f"a sampling rate lies in (0, 1], got {rate!r}")
     rates = rate if pool.chances is None else rate * pool.chances
     weights = None if pool.weights is None else torch.from_numpy(pool.weights.astype(np.float32))
     for _ in range(steps):
-        drawn = np.flatnonzero(rng.random(len(pool)) < rates)[world.rank :: world.size]
+        drawn = np.flatnonzero(rng.random(len(pool)) < rates)
         x, y = records_at(dataset, pool.indices[drawn])
         yield x, y, torch.ones(len(y)) if weights is None else weights[torch.from_numpy(drawn)]

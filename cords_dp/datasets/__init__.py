@@ -14,13 +14,14 @@ from cords_dp.datasets.build import (
     known_sizes,
     public_facts,
 )
-from cords_dp.datasets.features import with_features
+from cords_dp.datasets.features import threads_for, with_features
 from cords_dp.datasets.folder import FolderSource
 from cords_dp.datasets.hub_folder import HubSource
 from cords_dp.datasets.own import GuardedDataset, checked_splits
 from cords_dp.datasets.own_arrays import ArraySource, EmbeddingSource
 from cords_dp.datasets.own_texts import TextSource
 from cords_dp.datasets.padding import is_text, padded_splits, public_length
+from cords_dp.datasets.shards import Share, cut_splits, no_records, places, whole_size
 from cords_dp.datasets.sources import Facts, Source, find_source, register_source, unregister_source
 from cords_dp.datasets.table import TableSource
 from cords_dp.datasets.text import glove_file
@@ -42,6 +43,7 @@ __all__ = [
     "GuardedDataset",
     "HubSource",
     "PixelConstants",
+    "Share",
     "Source",
     "Splits",
     "TextRecords",
@@ -49,6 +51,7 @@ __all__ = [
     "build_dataset",
     "check_dataset",
     "checked_splits",
+    "cut_splits",
     "data_binding",
     "dataset_name",
     "find_source",
@@ -57,12 +60,16 @@ __all__ = [
     "holds_images",
     "is_text",
     "known_sizes",
+    "no_records",
     "padded_splits",
+    "places",
     "public_facts",
     "public_length",
     "records_at",
     "register_source",
     "sequential_batches",
+    "threads_for",
     "unregister_source",
+    "whole_size",
     "with_features",
 ]

@@ -44,9 +44,11 @@ _SHA256 = "38cd0f88de722d2276bc106910588e56feb1037dcf2a526fb0fec510f66d190b"
 class AdultSource(Source):
     """Adult's training file, split into D and V, and its test file.
 
-    validation_fraction, binning, cache: as for a table. Of the records in D whose ``cut_column`` is one of
-    ``cut_values``, the share ``cut_share`` is kept, as if the data had been collected mostly from others; V and the
-    test set stay as they are. (This makes the data of a study, as `datasets.imbalance` does.)
+    validation_fraction, binning, cache: as for a table.
+
+    Of the records in D whose ``cut_column`` is one of ``cut_values``, the share ``cut_share`` is kept, as if the data
+    had been collected mostly from others; V and the test set stay as they are. (This makes the data of a study, as
+    `datasets.imbalance` does.)
     """
 
     name: ClassVar[str] = "uci_adult"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +28,25 @@ class PixelConstants(NamedTuple):
     std: tuple[float, ...]
 
 
-class ArrayDataset(Dataset):
+class RowsOfStore(Dataset, ABC):
+    """A set that picks ``rows`` out of a store, which other sets may share."""
+
+    rows: Any  # whole numbers, as a tensor or an array
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def store_size(self) -> int:
+        """How many records the store has."""
+
+    @abstractmethod
+    def part(self, start: int, stop: int, rows: np.ndarray) -> RowsOfStore:
+        """A set of these rows, counted from ``start`` on, out of a store that holds ``start … stop − 1`` only."""
+
+
+class ArrayDataset(RowsOfStore):
     """Records in memory, normalised by fixed public constants when they are read.
 
     ``rows`` picks records out of shared arrays, so that the splits of one published dataset share its memory.
@@ -54,6 +73,15 @@ class ArrayDataset(Dataset):
     @property
     def targets(self) -> Tensor:
         return self.all_targets[self.rows]
+
+    @property
+    def store_size(self) -> int:
+        return len(self.all_targets)
+
+    def part(self, start: int, stop: int, rows: np.ndarray) -> ArrayDataset:
+        """A copy, so that the memory of the other rows can be given back."""
+        x, y = (whole[start:stop].clone().numpy() for whole in (self.x, self.all_targets))
+        return ArrayDataset(x, y, *self.constants, rows=rows)
 
     def __len__(self) -> int:
         return len(self.rows)

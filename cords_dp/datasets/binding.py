@@ -15,7 +15,9 @@ from cords_dp.config import to_plain
 from cords_dp.datasets.arrays import ArrayDataset, Splits
 from cords_dp.datasets.own import GuardedDataset, RealTargets
 from cords_dp.datasets.padding import PaddedDataset
+from cords_dp.datasets.shards import Part, digest_of_rows
 from cords_dp.datasets.sources import find_source
+from cords_dp.errors import DataError
 
 _PLACES = ("datadir", "cache")  # where files lie says nothing about what is in them
 
@@ -40,15 +42,15 @@ def _named(key: str, value: Any) -> Any:
 
 
 def _rows(dataset: Dataset, built: bool) -> list[Any]:
+    if isinstance(dataset, Part):  # the whole set's: a run may be resumed with more or fewer processes
+        if dataset.rows_digest is None:
+            raise DataError("a set is bound to a ledger before it is cut into parts, or knows the rows of the whole")
+        return ["rows", dataset.total, dataset.rows_digest]
     size = len(dataset)  # type: ignore[arg-type]
     if isinstance(dataset, ArrayDataset) or (built and hasattr(dataset, "rows")):
-        return ["rows", size, _digest(np.asarray(dataset.rows))]
+        return ["rows", size, digest_of_rows(np.asarray(dataset.rows))]
     if isinstance(dataset, (GuardedDataset, PaddedDataset, RealTargets)):
         return _rows(dataset.source, built)
     if isinstance(dataset, Subset):
-        return ["subset", size, _digest(np.asarray(dataset.indices)), _rows(dataset.dataset, built)]
+        return ["subset", size, digest_of_rows(np.asarray(dataset.indices)), _rows(dataset.dataset, built)]
     return [type(dataset).__name__, size]
-
-
-def _digest(indices: np.ndarray) -> str:
-    return hashlib.sha256(np.ascontiguousarray(indices, dtype=np.int64).tobytes()).hexdigest()

@@ -15,6 +15,7 @@ from cords_dp.config.values import folder, path
 from cords_dp.datasets.arrays import ArrayDataset, PixelConstants, RawData, Splits
 from cords_dp.datasets.fetch import image_arrays
 from cords_dp.datasets.imbalance import cut_classes, inverted, keep_share, mild_imbalance, turned, wrong_labels
+from cords_dp.datasets.shards import WHOLE, Share
 from cords_dp.datasets.sources import Facts, find_source, source_names
 from cords_dp.datasets.synthetic import FEATURES, shift_set
 from cords_dp.datasets.text import TEXT_SETS, build_text
@@ -180,11 +181,14 @@ def _feature(section: Mapping[str, Any]) -> str:
     return section.get("feature") or "dss"
 
 
-def build_dataset(cfg: Mapping[str, Any], rng: np.random.Generator) -> Splits:
-    """Train, validation and test sets. The validation set is split off without looking at the records."""
+def build_dataset(cfg: Mapping[str, Any], rng: np.random.Generator, share: Share = WHOLE) -> Splits:
+    """Train, validation and test sets. The validation set is split off without looking at the records.
+
+    ``share``: what a source of large files need not read beyond; other sets are to be cut to it (`shards.cut_splits`).
+    """
     section, name = cfg["dataset"], dataset_name(cfg)
     if (source := find_source(name)) is not None:
-        return source.build(section, rng)
+        return source.build(section, rng) if share.size == 1 else source.build_part(section, rng, share)
     if name in TEXT_SETS:
         return build_text(section, rng)
     if name not in DATASETS:

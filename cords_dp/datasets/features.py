@@ -18,7 +18,7 @@ import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -29,20 +29,32 @@ from tqdm import tqdm
 
 from cords_dp.datasets.arrays import ArrayDataset
 from cords_dp.datasets.batches import records_at
+from cords_dp.datasets.growing import GrowingFile, growing
 from cords_dp.datasets.own import GuardedDataset, RealTargets
+from cords_dp.datasets.shards import Part
 from cords_dp.datasets.stored import StoredRecords
 from cords_dp.errors import DatasetUnavailableError
-from cords_dp.files import remove_stale, replacing
+from cords_dp.files import remove_stale
+from cords_dp.parallel import in_order
+
+if TYPE_CHECKING:
+    from cords_dp.half_rows import HalfRows
 
 _BATCH = 256
+_MANY = 4096  # records from which on it pays to compile code for them
 _README = """The files in this folder hold features of records, as private as the records themselves.
 They are for their owner's eyes and can be removed at any time; a run that needs them computes them again.
+A file that ends in .part is not finished: the next run goes on with it.
 A run with model.feature_cache=False (run_experiment.py --no-feature-cache) leaves nothing here.
 """
 
 
 class Transform(Protocol):
-    """A fixed function of one record: no weights, nothing fitted on data. ``settings`` tell two transforms apart."""
+    """A fixed function of one record: no weights, nothing fitted on data. ``settings`` tell two transforms apart.
+
+    It may have ``batch`` (how many records at a time), ``uses_one_core`` (calls may run side by side in threads) and
+    ``prepare_for_many(progress)`` (called once before many records).
+    """
 
     name: str
     settings: tuple[Any, ...]
@@ -52,10 +64,13 @@ class Transform(Protocol):
 
 
 class FeatureDataset(Dataset):
-    """Ready features of a dataset's records, read from disk in half precision. ``rows``: which of those stored."""
+    """Ready features of a dataset's records, read from disk in half precision. ``rows``: which of those stored.
 
-    def __init__(self, features: np.ndarray, all_targets: Tensor, rows: Tensor):
-        self.features, self.all_targets, self.rows = torch.from_numpy(features), all_targets, rows
+    ``half``: hand them out as they are stored, for a model that converts them itself.
+    """
+
+    def __init__(self, features: np.ndarray, all_targets: Tensor, rows: Tensor, *, half: bool = False):
+        self.features, self.all_targets, self.rows, self.half = torch.from_numpy(features), all_targets, rows, half
 
     @property
     def targets(self) -> Tensor:
@@ -70,30 +85,87 @@ class FeatureDataset(Dataset):
 
     def batch(self, indices: Sequence[int] | np.ndarray | Tensor) -> tuple[Tensor, Tensor]:
         rows = self.rows[torch.as_tensor(indices, dtype=torch.int64)]
-        return self.features[rows].float(), self.all_targets[rows]
+        if not self.half:
+            return torch.index_select(self.features, 0, rows).float(), self.all_targets[rows]
+        from cords_dp.half_rows import HalfRows  # late: it compiles
+
+        x = HalfRows(self.features, rows).gathered().reshape(-1, *self.features.shape[1:])
+        return x, self.all_targets[rows]
+
+
+def stored_rows(dataset: Dataset) -> HalfRows | None:
+    """All features of a dataset where they are stored; None if it has none in half precision.
+
+    Records with impossible labels keep their features here: whoever uses them has to leave those records out.
+    """
+    if isinstance(dataset, (GuardedDataset, RealTargets, Part)):
+        return stored_rows(dataset.source)
+    if not isinstance(dataset, FeatureDataset) or not dataset.half:
+        return None
+    from cords_dp.half_rows import HalfRows  # late: it compiles
+
+    return HalfRows(dataset.features, dataset.rows)
+
+
+def threads_for(dataset: Dataset) -> contextlib.AbstractContextManager[None]:
+    """Who gets the threads of this process: whoever reads the rows of stored features, or else torch."""
+    if stored_rows(dataset) is None:
+        return contextlib.nullcontext()
+    from cords_dp.half_rows import torch_on_one_thread  # late: it compiles
+
+    return torch_on_one_thread()
+
+
+def all_labels(dataset: Dataset) -> tuple[Tensor, Tensor]:
+    """The labels of a dataset with stored features, and which of them are possible."""
+    if isinstance(dataset, Part):
+        return all_labels(dataset.source)
+    if isinstance(dataset, RealTargets):
+        labels, known = all_labels(dataset.source)
+        return labels.float(), known
+    if isinstance(dataset, GuardedDataset):
+        labels, known = all_labels(dataset.source)
+        known = known & (labels >= 0) & (labels < dataset.num_classes)
+        return torch.where(known, labels, torch.zeros_like(labels)).long(), known
+    assert isinstance(dataset, FeatureDataset)
+    return dataset.targets, torch.ones(len(dataset), dtype=torch.bool)
 
 
 def with_features(
-    dataset: Dataset, transform: Transform, cache: Path | None, *, progress: bool = True, device: str = "cpu"
+    dataset: Dataset,
+    transform: Transform,
+    cache: Path | None,
+    *,
+    progress: bool = True,
+    device: str = "cpu",
+    half: bool = False,
 ) -> Dataset:
     """The dataset with every record passed through ``transform``: computed once, in bounded memory.
 
     Of a dataset that picks rows out of a store (`ArrayDataset`, `StoredRecords`), the features of the whole store are
     kept, so that every split of it finds its own. The file is named after the records' content and the transform.
-    ``cache``: the folder, or None to keep nothing.
+    ``cache``: the folder, or None to keep nothing. ``half``: see `FeatureDataset`.
     """
     if isinstance(dataset, GuardedDataset):
-        inner = with_features(dataset.source, transform, cache, progress=progress, device=device)
+        inner = with_features(dataset.source, transform, cache, progress=progress, device=device, half=half)
         return GuardedDataset(inner, dataset.num_classes)
     if isinstance(dataset, RealTargets):
-        return RealTargets(with_features(dataset.source, transform, cache, progress=progress, device=device))
+        inner = with_features(dataset.source, transform, cache, progress=progress, device=device, half=half)
+        return RealTargets(inner)
+    if isinstance(dataset, Part):  # each process computes those of its own records, into a file of their own
+        inner = with_features(dataset.source, transform, cache, progress=progress, device=device, half=half)
+        return Part(inner, dataset.total, dataset.places, rows_digest=dataset.rows_digest)
     store = _Store(dataset, progress)
+    if not store.size:
+        targets = records_at(dataset, np.arange(0))[1]
+        nothing = np.zeros((0, *transform.feature_shape), np.float16)
+        return FeatureDataset(nothing, targets, store.rows, half=half)
     shape = (store.size, *transform.feature_shape)
     if cache is None:
         with tempfile.TemporaryFile(prefix="cords_dp-") as file:  # it has no name, and ends with the last who maps it
             features = np.memmap(file, dtype=np.float16, mode="w+", shape=shape)
             _write_features(store, transform, features, progress, device)
-        return FeatureDataset(features, store.targets, store.rows)
+        return FeatureDataset(features, store.targets, store.rows, half=half)
     path = cache / f"{re.sub(r'[^0-9A-Za-z.-]', '_', transform.name)}-{store.fingerprint(transform)}.npy"
     with contextlib.suppress(OSError):  # not there yet, or somebody else's
         cache.chmod(0o700)
@@ -101,12 +173,9 @@ def with_features(
         _make_private(cache)
         with FileLock(path.with_suffix(".lock")):  # two runs that start together compute them once
             if not path.is_file():
-                with replacing(path) as temporary:
-                    os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-                    features = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.float16, shape=shape)
-                    _write_features(store, transform, features, progress, device)
-                    features.flush()
-    return FeatureDataset(_stored(path, shape), store.targets, store.rows)
+                with growing(path, shape) as part:
+                    _write_features(store, transform, part.features, progress, device, part)
+    return FeatureDataset(_stored(path, shape), store.targets, store.rows, half=half)
 
 
 def _make_private(cache: Path) -> None:
@@ -128,10 +197,10 @@ class _Store:
             self.rows = torch.arange(self.size)
         self._labels: Tensor | None = None
 
-    def batches(self, size: int) -> Iterator[Tensor]:
-        """The x of all records in order. Labels that a dataset does not list are noted on the way."""
-        noted: Tensor | None = None  # in one piece: small pieces between large ones would break up the memory
-        for start in range(0, self.size, size):
+    def batches(self, size: int, first: int = 0) -> Iterator[Tensor]:
+        """The x of all records from ``first`` on. Labels that a dataset does not list are noted on the way."""
+        noted = self._labels  # in one piece: small pieces between large ones would break up the memory
+        for start in range(first, self.size, size):
             rows = torch.arange(start, min(start + size, self.size))
             if isinstance(self.dataset, (ArrayDataset, StoredRecords)):
                 yield self.dataset.read(rows)[0]
@@ -182,11 +251,33 @@ def _stored(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     raise DatasetUnavailableError(f"the features in {path.name} are not those of this dataset; remove the file")
 
 
-def _write_features(store: _Store, transform: Transform, features: np.ndarray, progress: bool, device: str) -> None:
-    start = 0
-    with tqdm(total=store.size, unit="record", desc=transform.name, disable=not progress, leave=False) as bar:
-        for x in store.batches(getattr(transform, "batch", _BATCH)):
-            with np.errstate(over="ignore"):  # a feature that half precision cannot hold makes its record void
-                features[start : start + len(x)] = transform(x.to(device)).cpu().numpy().astype(np.float16)
-            start += len(x)
-            bar.update(len(x))
+def _write_features(
+    store: _Store,
+    transform: Transform,
+    features: np.ndarray,
+    progress: bool,
+    device: str,
+    part: GrowingFile | None = None,
+) -> None:
+    if store.size >= _MANY and device == "cpu" and hasattr(transform, "prepare_for_many"):
+        transform.prepare_for_many(progress)
+    start = part.rows if part else 0
+    bar = tqdm(total=store.size, initial=start, unit="record", desc=transform.name, disable=not progress, leave=False)
+
+    def compute(x: Tensor) -> np.ndarray:
+        with np.errstate(over="ignore"):  # a feature that half precision cannot hold makes its record void
+            return transform(x.to(device)).cpu().numpy().astype(np.float16)
+
+    workers = _cores() if device == "cpu" and getattr(transform, "uses_one_core", False) else 1
+    with bar, in_order(compute, store.batches(getattr(transform, "batch", _BATCH), start), workers) as results:
+        for rows in results:
+            features[start : start + len(rows)] = rows
+            start += len(rows)
+            bar.update(len(rows))
+            if part:
+                part.note(start)
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -57,6 +57,9 @@ class ImageRecords(StoredRecords):
                 x[place] = normalised(torch.from_numpy(pixels.copy())[None], self.constants)[0]
         return x, self.all_targets[rows]
 
+    def keep_range(self, start: int, stop: int) -> None:
+        self.files = self.files[start:stop]
+
     def content(self) -> Iterator[bytes]:
         yield json.dumps(["images", self.size]).encode()
         for file in self.files:

@@ -71,6 +71,9 @@ class HubRecords(StoredRecords):
                 x[place] = normalised(torch.from_numpy(pixels.copy())[None], self.constants)[0]
         return x
 
+    def keep_range(self, start: int, stop: int) -> None:
+        self.table = self.table.select(range(start, stop))
+
     def content(self) -> Iterator[bytes]:
         yield json.dumps([self.card["kind"], self.card["columns"], self.card["shape"]]).encode()
         for start in range(0, len(self.all_targets), _PIECE):

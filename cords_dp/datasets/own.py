@@ -20,6 +20,7 @@ from torch.utils.data import Dataset
 from cords_dp.config.values import whole
 from cords_dp.datasets.arrays import ArrayDataset, Splits
 from cords_dp.datasets.batches import records_at
+from cords_dp.datasets.shards import Guard, whole_size
 from cords_dp.errors import DataError
 
 _NAMES = ("trainset", "validset", "testset")
@@ -61,14 +62,11 @@ def _checked_regression(data: Splits) -> Splits:
 _IGNORED = -100  # torch's cross-entropy leaves such a record out
 
 
-class _Reading(Dataset, ABC):
+class _Reading(Guard, ABC):
     """A dataset that reads the records of another."""
 
     def __init__(self, source: Dataset):
         self.source = source
-
-    def __len__(self) -> int:
-        return len(self.source)  # type: ignore[arg-type]
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         x, y = self.batch(np.array([index]))
@@ -99,7 +97,8 @@ class GuardedDataset(_Reading):
         known = (y >= 0) & (y < self.num_classes)
         if not x.is_floating_point():  # words of a text have no NaN; the loss of such a label is 0, its gradient too
             return x, torch.where(known, y, torch.full_like(y, _IGNORED)).long()
-        x = torch.where(known.reshape(-1, *[1] * (x.dim() - 1)), x, torch.full_like(x, torch.nan))
+        if not bool(known.all()):
+            x = torch.where(known.reshape(-1, *[1] * (x.dim() - 1)), x, torch.full_like(x, torch.nan))
         return x, torch.where(known, y, torch.zeros_like(y)).long()
 
 
@@ -107,9 +106,9 @@ def _check_schema(name: str, dataset: Any) -> tuple[Tensor, Tensor]:
     """Sizes, shape and types, from the first record, whose values are not looked at."""
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise DataError(f"{name} is no dataset: it needs a length and records by index")
-    if len(dataset) < 1:
+    if whole_size(dataset) < 1:
         raise DataError(f"{name} is empty")
-    x, y = records_at(dataset, np.array([0]))
+    x, y = records_at(dataset, np.arange(min(1, len(dataset))))
     if x.is_complex() or x.dtype == torch.float64:
         raise DataError(f"the records of {name} must be tensors of float32; convert them with .float()")
     return x, y

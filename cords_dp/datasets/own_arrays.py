@@ -21,7 +21,8 @@ from torch import Tensor
 from cords_dp.config.values import path
 from cords_dp.datasets.array_files import open_arrays, pick
 from cords_dp.datasets.arrays import PixelConstants, Splits
-from cords_dp.datasets.sources import Facts, Source, check_split
+from cords_dp.datasets.shards import Part, Share, kept, read_part
+from cords_dp.datasets.sources import Facts, Source, check_split, split_rows
 from cords_dp.datasets.stored import (
     IMAGE_KEYS,
     NO_CLASS,
@@ -32,10 +33,9 @@ from cords_dp.datasets.stored import (
     label_numbers,
     normalised,
     pixel_constants,
-    refuse_empty,
     split_stores,
 )
-from cords_dp.errors import ConfigError, DatasetUnavailableError
+from cords_dp.errors import ConfigError, DataError, DatasetUnavailableError
 
 _PIECE = 4096
 _X, _Y = ("x", "x_train"), ("y", "y_train")
@@ -63,6 +63,9 @@ class ArrayRecords(StoredRecords):
         elif not _channels_first(self.x.shape):
             pixels = pixels.permute(0, 3, 1, 2)
         return normalised(pixels, self.constants), self.all_targets[rows]
+
+    def keep_range(self, start: int, stop: int) -> None:
+        self.x = self.x[start:stop]
 
     def content(self) -> Iterator[bytes]:
         yield json.dumps(["array", str(self.x.dtype), list(self.x.shape)]).encode()
@@ -102,14 +105,32 @@ class ArraySource(Source):
         facts, parts = self.facts(section), _open(section)
 
         def records(pair: _Pair) -> ArrayRecords:
-            if _record_shape(pair.x, _constants(section, pair.x)) != facts.shape:
-                raise DatasetUnavailableError("the arrays of the training, validation and test sets differ in shape")
-            made = ArrayRecords(pair.x, label_numbers(pair.y, facts.classes), facts.constants)
-            refuse_empty(made, "one of the arrays")
-            return made
+            _check_pair(section, facts, pair)
+            return ArrayRecords(pair.x, label_numbers(pair.y, facts.classes), facts.constants)
 
         own = [None if pair is None else records(pair) for pair in (parts.validation, parts.test)]
         return split_stores(records(parts.train), own[0], own[1], section, rng, facts.num_classes)
+
+    def build_part(self, section: Mapping[str, Any], rng: np.random.Generator, share: Share) -> Splits:
+        """Each process reads the labels of its range, and maps that range of x."""
+        facts, parts = self.facts(section), _open(section)
+
+        def part_of(pair: _Pair, rows: np.ndarray | None) -> Part:
+            def read(start: int, stop: int, numbers: np.ndarray) -> StoredRecords:
+                labels = label_numbers(np.asarray(pair.y[start:stop]), facts.classes)
+                return ArrayRecords(pair.x[start:stop], labels, facts.constants).at(numbers)
+
+            _check_pair(section, facts, pair)
+            return read_part(len(pair.x), rows, share, read)
+
+        own = {f"{part}_path": True for part in _OWN if getattr(parts, part) is not None}
+        rows = split_rows(len(parts.train.x), {**section, **own}, rng)
+        train, validation, test = (
+            part_of(parts.train, chosen) if pair is None or pair is parts.train else part_of(pair, None)
+            for pair, chosen in zip(parts, rows, strict=True)
+        )
+        labels = test.source.targets.numpy()
+        return Splits(train, validation, kept(test, (labels >= 0) & (labels < facts.num_classes)), facts.num_classes)
 
     def card(self, section: Mapping[str, Any]) -> dict[str, Any]:
         facts = self.facts(section)
@@ -143,6 +164,13 @@ class EmbeddingSource(ArraySource):
 class _Pair(NamedTuple):
     x: np.ndarray
     y: np.ndarray
+
+
+def _check_pair(section: Mapping[str, Any], facts: Facts, pair: _Pair) -> None:
+    if _record_shape(pair.x, _constants(section, pair.x)) != facts.shape:
+        raise DatasetUnavailableError("the arrays of the training, validation and test sets differ in shape")
+    if len(pair.x) < 1:
+        raise DataError("there is no record in one of the arrays")
 
 
 class _Parts(NamedTuple):

@@ -53,6 +53,9 @@ class ByteRecords(StoredRecords):
     def read(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         return torch.from_numpy(np.asarray(self.x[rows.numpy()])), self.all_targets[rows]
 
+    def keep_range(self, start: int, stop: int) -> None:
+        self.x = self.x[start:stop]
+
     def content(self) -> Iterator[bytes]:
         yield json.dumps(["text", self.x.shape[1]]).encode()
         for start in range(0, len(self.x), _PIECE):

@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 
 from cords_dp.datasets.arrays import Splits
 from cords_dp.datasets.batches import one_by_one
+from cords_dp.datasets.shards import Guard
 from cords_dp.datasets.sources import find_source
 from cords_dp.datasets.text import TEXT_SETS
 from cords_dp.errors import DataError
@@ -51,7 +52,7 @@ def public_length(config: Mapping[str, Any]) -> int:
     return section.get("max_length") or usual
 
 
-class PaddedDataset(Dataset):
+class PaddedDataset(Guard):
     """Records of one length: words stand at the end, so that a recurrent net ends on the last of them.
 
     length: None leaves records as long as they are.
@@ -59,9 +60,6 @@ class PaddedDataset(Dataset):
 
     def __init__(self, source: Dataset, length: int | None, collate: Collate | None = None):
         self.source, self.length, self.collate = source, length, collate
-
-    def __len__(self) -> int:
-        return len(self.source)  # type: ignore[arg-type]
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         problem = ""

@@ -24,6 +24,7 @@ from torch.utils.data import Dataset
 from cords_dp.config.keys import SOURCE_KEYS, Check
 from cords_dp.config.values import flag, number, path
 from cords_dp.datasets.arrays import PixelConstants, Splits
+from cords_dp.datasets.shards import Share
 from cords_dp.errors import ConfigError, DataError, MechanismError
 from cords_dp.planning.preparation import Preparation
 
@@ -85,6 +86,11 @@ class Source(ABC):
         the private sets are guarded by `datasets.own.checked_splits` afterwards. A set of some rows of a file has their
         numbers in ``rows``, which a ledger is then bound to (`datasets.binding`)."""
 
+    def build_part(self, section: Mapping[str, Any], rng: np.random.Generator, share: Share) -> Splits:
+        """The same, where this is one of several processes. What it hands out is cut to this process's records
+        afterwards; a source of large files may read its range only and hand out parts (`datasets.shards.Part`)."""
+        return self.build(section, rng)
+
     # -- what is fitted on D, where anything is ---------------------------------------------------------
 
     def preparation(self, section: Mapping[str, Any]) -> Preparation | None:
@@ -92,7 +98,8 @@ class Source(ABC):
         return None
 
     def sums(self, dataset: Any) -> np.ndarray:
-        """What is released, before noise: a sum over the records that `build` handed out for D. A private value."""
+        """What is released, before noise: a sum over the records of D, of several processes over those of this one, so
+        that the parts add up. ``dataset``: what `build` handed out, or the part of it. A private value."""
         raise self._unprepared()
 
     def fitted(self, released: np.ndarray, deviation: float) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from cords_dp.config.keys import Check
 from cords_dp.config.values import list_of, number, text, whole
-from cords_dp.datasets.arrays import PixelConstants, Splits
+from cords_dp.datasets.arrays import PixelConstants, RowsOfStore, Splits
 from cords_dp.datasets.sources import SPLIT_KEYS, split_rows
 from cords_dp.errors import ConfigError, DataError
 
@@ -24,7 +23,7 @@ _IMAGENET = PixelConstants((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _GREY = PixelConstants((0.5,), (0.25,))
 
 
-class StoredRecords(Dataset, ABC):
+class StoredRecords(RowsOfStore):
     """Some rows of a store. ``all_targets``: the labels of all of it. ``constants`` and `content` name its features."""
 
     constants: Any = None
@@ -46,6 +45,20 @@ class StoredRecords(Dataset, ABC):
         picked = copy.copy(self)
         picked.rows = torch.from_numpy(np.asarray(rows, dtype=np.int64))
         return picked
+
+    @property
+    def store_size(self) -> int:
+        return len(self.all_targets)
+
+    def part(self, start: int, stop: int, rows: np.ndarray) -> StoredRecords:
+        kept = self.at(rows)
+        kept.all_targets = self.all_targets[start:stop].clone()
+        kept.keep_range(start, stop)
+        return kept
+
+    @abstractmethod
+    def keep_range(self, start: int, stop: int) -> None:
+        """Forget all records of the store but these; nothing is read."""
 
     @property
     def targets(self) -> Tensor:

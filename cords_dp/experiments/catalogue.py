@@ -239,7 +239,7 @@ class Choice:
     overrides: Sequence[str] = ()
 
 
-def experiment_jobs(name: str, preset: str, choice: Choice = Choice()) -> list[Job]:  # noqa: B008 - frozen
+def experiment_jobs(name: str, preset: str, choice: Choice = Choice()) -> list[Job]:
     """The runs of an experiment."""
     experiment, scale = EXPERIMENTS[name], EXPERIMENTS[name].scales[preset]
     scale = replace(
@@ -316,7 +316,7 @@ def _config(
     return DotMap(config)
 
 
-def gains_config(preset: str, choice: Choice = Choice()) -> DotMap:  # noqa: B008 - frozen
+def gains_config(preset: str, choice: Choice = Choice()) -> DotMap:
     """The config of the gains figure, which is one short run and not a sweep."""
     job = experiment_jobs("gains", preset, replace(choice, methods=(), seeds=1))[0]
     return DotMap(dict(job.config))

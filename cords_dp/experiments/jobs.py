@@ -20,7 +20,7 @@ from cords_dp.errors import ConfigError
 RESULT = "result.json"
 Work = Callable[[Mapping[str, Any]], dict[str, bytes]]  # a function of a module: it is sent to other processes
 # what a table or a report needs; weights and checkpoints stay where the run was made
-_KEPT = (RESULT, "config.yaml", "metrics.csv", "privacy.json", "privacy.md")
+_KEPT = (RESULT, "config.yaml", "metrics.csv", "privacy.json", "privacy.md", "about.json")
 
 
 def execute(config: Mapping[str, Any]) -> dict[str, bytes]:

@@ -18,6 +18,7 @@ from dotmap import DotMap
 from cords_dp.config import thawed_copy, to_plain
 from cords_dp.datasets import public_facts
 from cords_dp.distributed import current_world
+from cords_dp.experiments.about_run import about_run
 from cords_dp.files import remove_stale, write_durably
 from cords_dp.memory import keep_freed_memory
 from cords_dp.models.card import FILE as MODEL_CARD
@@ -56,20 +57,23 @@ class RunResult:
         return "\n".join(lines)
 
 
-def run_experiment(cfg: DotMap, out: Path, *, progress: bool = True) -> RunResult:
+def run_experiment(cfg: DotMap | dict[str, Any], out: str | Path, *, progress: bool = True) -> RunResult:
     """Train as the config says and write everything about the run into ``out``.
 
     config.yaml (resolved: with the batch size and learning rate that were used), metrics.csv (one row per evaluated
     epoch), CORDS' log, privacy.json and privacy.md, model.pt (a plain state_dict) and model.json (what a prediction
-    needs beside it), result.json (the summary); subset.json only where the config asks to publish it. The privacy
-    statement is there before the model is.
+    needs beside it), about.json (for the report), result.json (the summary); subset.json only where the config asks to
+    publish it. The privacy statement is there before the model is.
     """
     return run_and_hand_over(cfg, out, progress=progress)[1]
 
 
-def run_and_hand_over(cfg: DotMap, out: Path, *, progress: bool = True) -> tuple[TrainClassifier, RunResult]:
+def run_and_hand_over(
+    cfg: DotMap | dict[str, Any], out: str | Path, *, progress: bool = True
+) -> tuple[TrainClassifier, RunResult]:
     """`run_experiment`, and the trainer with the model and the data, for who has more to do with them."""
     keep_freed_memory()
+    out = Path(out)
     cfg = _into(cfg, out)
     resolve(cfg)
     trainer = TrainClassifier(cfg)
@@ -87,17 +91,20 @@ def run_and_hand_over(cfg: DotMap, out: Path, *, progress: bool = True) -> tuple
         report = privacy_report(trainer.plan, trainer.ledger, unused_keys=trainer.run.unused)
         write_durably(out / "privacy.json", json.dumps(report, indent=2))
         write_durably(out / "privacy.md", privacy_markdown(report))
-    write_durably(out / MODEL_CARD, _card(trainer).to_json())
+    card = _card(trainer)
+    write_durably(out / MODEL_CARD, card.to_json())
     write_durably(out / "model.pt", _weights(trainer))
     if trainer.run.subset.publish_subset:
         write_durably(out / "subset.json", json.dumps(sorted(trainer.published_subset())))
+    if about := about_run(trainer, out, card.classes):
+        write_durably(out / "about.json", json.dumps(about, indent=2))
     result = _summary(trainer, out)
     facts = {**asdict(result), "versions": versions()}
     write_durably(out / "result.json", json.dumps(_json_safe(facts), indent=2))
     return trainer, result
 
 
-def _into(cfg: DotMap, out: Path) -> DotMap:
+def _into(cfg: DotMap | dict[str, Any], out: Path) -> DotMap:
     """A copy of the config whose results, checkpoints and ledger go to ``out``."""
     copy = thawed_copy(cfg)
     for section, key in (("train_args", "results_dir"), ("ckpt", "dir")):

@@ -337,7 +337,13 @@ def _with(config: Mapping[str, Any], settings: Mapping[str, Any]) -> DotMap:
 
 
 # What would tell of a trial to others than the tuning, or charge it by itself.
-_SILENCE = {"train_args.wandb": False, "ckpt.is_save": False, "ckpt.is_load": False, "privacy.account": None}
+_SILENCE = {
+    "train_args.wandb": False,
+    "train_args.tensorboard": False,
+    "ckpt.is_save": False,
+    "ckpt.is_load": False,
+    "privacy.account": None,
+}
 
 
 def _of_a_trial(config: Mapping[str, Any], settings: Mapping[str, Any]) -> DotMap:

@@ -19,6 +19,7 @@ from typing import Any
 
 from cords_dp.config import to_plain
 from cords_dp.experiments.jobs import Job, Work
+from cords_dp.extras import need
 
 _TRIES = 2  # a job whose worker died, for instance for want of memory, gets a second chance
 
@@ -155,6 +156,7 @@ class RayTasks:
     """One Ray task per job. ``address`` None starts a cluster on this machine; "auto" or host:port joins one."""
 
     def __init__(self, address: str | None = None, *, cpus: float = 1, gpus: float = 0):
+        need("ray", extra="ray", what="running on Ray")
         self.address, self.cpus, self.gpus = address, cpus, gpus
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Happening]:

@@ -34,9 +34,7 @@ def gaussian_release(
     """
     if not (np.isfinite(sensitivity) and sensitivity > 0):
         raise MechanismError(f"sensitivity must be positive and finite, not {sensitivity!r}")
-    total = np.asarray(total, dtype=np.float64)
-    if not np.isfinite(total).all():
-        raise MechanismError("a sum to be released holds NaN or infinity; bound every record's part first")
+    total = finite_sum(total)
     if noiseless:
         if noise_multiplier:
             raise MechanismError(f"a noiseless release with noise multiplier {noise_multiplier!r}: which of the two?")
@@ -44,3 +42,11 @@ def gaussian_release(
     if noise_multiplier is None or not (math.isfinite(noise_multiplier) and noise_multiplier > 0):
         raise MechanismError(f"a release needs a positive, finite noise multiplier, not {noise_multiplier!r}")
     return total + standard_normal(rng, total.shape, secure) * (noise_multiplier * sensitivity)
+
+
+def finite_sum(total: np.ndarray) -> np.ndarray:
+    """A sum in float64, refused if it is not finite: one record would then show through any noise."""
+    total = np.asarray(total, dtype=np.float64)
+    if not np.isfinite(total).all():
+        raise MechanismError("a sum to be released holds NaN or infinity; bound every record's part first")
+    return total

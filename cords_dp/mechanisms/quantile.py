@@ -33,8 +33,8 @@ def tail_histogram(scores: np.ndarray, labels: np.ndarray, *, classes: int, bins
     scores = np.asarray(scores, dtype=np.float64)
     counted = np.isfinite(scores)
     cells = score_cells(np.where(counted, scores, 0.0), bins)[counted]
-    histogram = np.zeros((classes, bins))
-    np.add.at(histogram, (np.asarray(labels)[counted], bins - 1 - cells), 1.0)  # highest scores first
+    places = np.asarray(labels)[counted] * bins + bins - 1 - cells  # highest scores first
+    histogram = np.bincount(places, minlength=classes * bins).astype(np.float64).reshape(classes, bins)
     return histogram @ _square_root(bins).T, float(np.linalg.norm(root_column(bins)))
 
 

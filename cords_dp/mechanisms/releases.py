@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from cords_dp.accounting import Event, GumbelFreeze, PoissonGaussian
+from cords_dp.distributed import World
 from cords_dp.errors import MechanismError
 from cords_dp.mechanisms.exponential import ScoreFreeze
-from cords_dp.mechanisms.gaussian import gaussian_release
+from cords_dp.mechanisms.gaussian import finite_sum, gaussian_release
 from cords_dp.mechanisms.quantile import tail_histogram, tails_from
 from cords_dp.planning.mechanism import Release
 
@@ -23,6 +24,10 @@ class Releases:
     refuse. Later draws are counted against that charge and refused beyond it. The noise is that of the charged event;
     a selector cannot choose it. A sum that is not finite is refused. A release without an event is exact: the plan
     admits that only for a validation set that was declared public.
+
+    Of several processes (``world``) each hands in the sum over its own records and gets the noisy sum over all. Every
+    rank charges, rank 0's ledger is the one on disk; rank 0 alone adds the noise, to its own part, before the parts are
+    added up. The sum over all needs rank 0, so nothing is released before it was charged there.
     """
 
     def __init__(
@@ -33,13 +38,16 @@ class Releases:
         generators: Mapping[str, np.random.Generator],
         noiseless: bool = False,
         secure: bool = False,
+        world: World = World(),  # noqa: B008 - frozen
     ):
+        self._world = world
         self._declared = {release.name: release for release in declared}
         self._charge, self._generators, self._noiseless, self._secure = charge, generators, noiseless, secure
         self._left: dict[str, int] = {}
 
     def gaussian(self, name: str, total: np.ndarray) -> np.ndarray:
-        """``total`` with noise. One record's part of it has L2 norm at most the declared sensitivity."""
+        """``total``, a sum over records, with noise. One record's part of it has L2 norm at most the declared
+        sensitivity."""
         return self._noisy(name, total, stretch=1.0)
 
     def tail_counts(self, name: str, scores: np.ndarray, labels: np.ndarray, *, classes: int, bins: int) -> np.ndarray:
@@ -49,6 +57,8 @@ class Releases:
 
     def picks(self, name: str, scores: np.ndarray, size: int) -> np.ndarray:
         """``size`` distinct positions by the exponential mechanism, in one freeze of the scores."""
+        if self._world.size > 1:
+            raise MechanismError("picks compare all records with each other, and each process has only its own")
         if self._noiseless:
             return np.argsort(-np.asarray(scores), kind="stable")[:size]
         release = self._get(name)
@@ -65,21 +75,22 @@ class Releases:
 
     def _noisy(self, name: str, total: np.ndarray, *, stretch: float) -> np.ndarray:
         """``stretch``: the norm of the public linear map that was applied to what the sensitivity speaks of."""
-        if self._noiseless:
-            return np.asarray(total, dtype=np.float64)
-        release = self._get(name)
-        if release.event is None:
-            return np.asarray(total, dtype=np.float64)
+        release = None if self._noiseless else self._get(name)
+        if release is None or release.event is None:
+            return self._world.total(total)
         if not isinstance(release.event, PoissonGaussian) or release.event.rate != 1:
             raise MechanismError(f"release {name!r} is no Gaussian release")
         self._count(release, 1)
-        return gaussian_release(
-            total,
-            sensitivity=release.sensitivity * stretch,
-            noise_multiplier=release.event.sigma,
-            rng=self._generators[release.dataset],
-            secure=self._secure,
-        )
+        total = finite_sum(total)
+        if self._world.main:
+            total = gaussian_release(
+                total,
+                sensitivity=release.sensitivity * stretch,
+                noise_multiplier=release.event.sigma,
+                rng=self._generators[release.dataset],
+                secure=self._secure,
+            )
+        return self._world.total(total)
 
     def _get(self, name: str) -> Release:
         if name not in self._declared:

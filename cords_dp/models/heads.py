@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from cords_dp.models.frozen import Features, unit_mean_square
+
+if TYPE_CHECKING:
+    from cords_dp.half_rows import HalfRows
 
 
 class _Head(nn.Module):
@@ -36,14 +39,19 @@ class _Head(nn.Module):
             return x.flatten(1) if self._as_they_are else unit_mean_square(x)
         if tuple(x.shape[1:]) == transform.input_shape:
             x = transform(x)
-        return x.flatten(1)
+        return x.flatten(1).to(self.linear.weight.dtype)
 
     def get_embedding_dim(self) -> int:
         return self.linear.in_features
 
 
 class LinearHead(_Head):
-    """A linear classifier on frozen features. The last layer's input is the feature vector itself."""
+    """A linear classifier on frozen features. The last layer's input is the feature vector itself.
+
+    Ready features may come in the half precision that they are stored in (``reads_half``).
+    """
+
+    reads_half = True
 
     def __init__(
         self,
@@ -61,7 +69,19 @@ class LinearHead(_Head):
     def embed(self, x: Tensor) -> Tensor:
         return self.rows(x)
 
+    def stored_rows(self, x: Tensor) -> HalfRows | None:
+        """Ready features in half precision, to be read where they lie; None if ``x`` is something else."""
+        transform = getattr(self, "input_transform", None)
+        ready = transform is not None and tuple(x.shape[1:]) != transform.input_shape
+        if not (ready and x.dtype == torch.float16 and x.device.type == self.linear.weight.device.type == "cpu"):
+            return None
+        from cords_dp.half_rows import HalfRows  # late: it compiles
+
+        return HalfRows(x.contiguous())
+
     def forward(self, x: Tensor, last: bool = False, freeze: bool = False) -> Any:
+        if not last and not torch.is_grad_enabled() and (stored := self.stored_rows(x)) is not None:
+            return stored.products(self.linear.weight)[0] + self.linear.bias
         embedding = self.embed(x)
         out = self.linear(embedding)
         return (out, embedding) if last else out

@@ -9,13 +9,14 @@ Features are computed once and kept on disk (`datasets.features`). A model here 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from tqdm import tqdm
 
 from cords_dp.models.heads import LinearHead
 
@@ -33,6 +34,7 @@ class Scattering(nn.Module):
     """
 
     name = "scattering"
+    uses_one_core = True
 
     def __init__(self, input_shape: Sequence[int]):
         super().__init__()
@@ -41,25 +43,46 @@ class Scattering(nn.Module):
         channels, height, width = self.input_shape
         self.feature_shape = (81 * channels, height // 4, width // 4)
 
+    def prepare_for_many(self, progress: bool) -> None:
+        """Compile the transform, which pays from a few thousand images on."""
+        text = "{desc}, once on this machine … {elapsed}"
+        with tqdm(desc="compiling the wavelets", bar_format=text, disable=not progress, leave=False):
+            compile_scattering(*self.input_shape[1:])
+            _prior(self.input_shape)
+
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
         mean, matrix = _prior(self.input_shape)
-        maps = scattering_maps(images.cpu().float(), self.input_shape) - mean  # kymatio's filters are float32
-        maps = torch.einsum("ij,njhw->nihw", matrix, maps)
+        maps = scattering_maps(images.float(), self.input_shape)  # kymatio's filters are float32
+        maps = torch.einsum("ij,njhw->nihw", matrix.to(maps), maps - mean.to(maps))
         return (maps / maps.pow(2).mean(dim=(1, 2, 3), keepdim=True).sqrt().clamp_min(1e-6)).to(images)
 
 
 def scattering_maps(images: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Scattering coefficients as they are, N×(81·C)×H/4×W/4."""
     channels, height, width = shape
-    return _kymatio(height, width)(images.contiguous()).reshape(len(images), 81 * channels, height // 4, width // 4)
+    on_cpu = images.device.type == "cpu"
+    transform = (_COMPILED.get((height, width)) if on_cpu else None) or _kymatio(height, width, str(images.device))
+    return transform(images.contiguous()).reshape(len(images), 81 * channels, height // 4, width // 4)
+
+
+_COMPILED: dict[tuple[int, int], Callable[[Tensor], Tensor]] = {}
+
+
+def compile_scattering(height: int, width: int) -> None:
+    """Use compiled code for images of this size from now on. The first time on a machine it takes half a minute."""
+    from cords_dp.models.fast_scattering import fast_scattering
+
+    if (height, width) not in _COMPILED and (function := fast_scattering(height, width)) is not None:
+        function(torch.zeros(1, 1, height, width))
+        _COMPILED[height, width] = function
 
 
 @lru_cache(maxsize=4)
-def _kymatio(height: int, width: int) -> Any:
+def _kymatio(height: int, width: int, device: str) -> Any:
     from kymatio.torch import Scattering2D
 
-    return Scattering2D(J=2, shape=(height, width))
+    return Scattering2D(J=2, shape=(height, width)).to(device)
 
 
 @lru_cache(maxsize=4)

@@ -1,21 +1,30 @@
-"""What a config's budget buys, as a table, without running anything."""
+"""What a budget buys, without running anything: noise, steps, cost over epochs, and the price of each way to select.
+
+The plan itself is the run's own, by its accountant. What is only compared with it (other ways of selecting, the curve
+of ε) comes from the rough accountant: an upper bound too, within a per cent.
+"""
 
 from __future__ import annotations
 
-import textwrap
-from dataclasses import fields, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
+from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, Event, epsilon_bound
+from cords_dp.accounting.composition import ROUGH
 from cords_dp.config.settings import PrivacySettings, SubsetSettings
 from cords_dp.errors import CordsDPError
-from cords_dp.planning.calibrate import build_plan
+from cords_dp.planning.calibrate import build_plan, price_of_selection
 from cords_dp.planning.mechanism import Mechanism, registered_mechanisms
 from cords_dp.planning.plan import PrivacyPlan
+from cords_dp.planning.schedule import SELECTION
 from cords_dp.planning.statement import price_sentence
+
+_POINTS = 8  # of the curve of ε: each is a composition of its own
 
 
 class PlannedRun(Protocol):
-    """What the table needs of a resolved config."""
+    """What a budget needs of a resolved config."""
 
     @property
     def privacy(self) -> PrivacySettings | None: ...
@@ -26,67 +35,96 @@ class PlannedRun(Protocol):
     def plan(self, n: int, n_validation: int) -> PrivacyPlan | None: ...
 
 
-def budget_text(run: PlannedRun, n: int, n_validation: int) -> str:
-    """The plan of a config and what each way of selecting would cost for the same config."""
+@dataclass(frozen=True)
+class Question:
+    """A budget without a config: GLISTERDP with ``mechanism``, or FullDP where there is none."""
+
+    privacy: PrivacySettings
+    subset: SubsetSettings
+    mechanism: Mechanism | None
+    epochs: int
+    batch_size: int | None = None
+
+    def plan(self, n: int, n_validation: int) -> PrivacyPlan:
+        return build_plan(
+            "GLISTERDP" if self.mechanism else "FullDP",
+            self.privacy,
+            self.subset,
+            self.mechanism,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            n=n,
+            n_validation=n_validation,
+            uses_all=self.mechanism is None,
+        )
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """One way of selecting at the same budget, batches and epochs. Noise multipliers by the rough accountant.
+
+    ``noise``: the mechanism's own parameter, named by ``symbol``. ``price``: training noise over that of FullDP with
+    as many gradients, less 1. ``problem``: why there is no plan.
+    """
+
+    label: str
+    symbol: str | None = None
+    noise: float | None = None
+    epsilon_selection: float = 0.0
+    rate: float = 0.0
+    sigma: float = 0.0
+    epsilon: float = 0.0
+    price: float = 0.0
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What one plan costs and what else the same ε would buy. Public values only.
+
+    curve: (epoch, ε on D, ε on V) after some of the epochs. price: of the releases of selection alone, on the same
+    steps.
+    """
+
+    plan: PrivacyPlan
+    price: float
+    price_words: str
+    curve: tuple[tuple[int, float, float], ...]
+    alternatives: tuple[Alternative, ...]
+
+
+def budget_of(run: PlannedRun, n: int, n_validation: int) -> Budget | str:
+    """The budget of a private run with noise; a sentence where there is none to plan."""
     plan = run.plan(n, n_validation)
     if plan is None:
         return "This strategy is not private: there is no budget to plan."
     if plan.noiseless:
         return "privacy.epsilon = inf: clipping and noise are off, nothing is charged."
-    lines = [_plan_text(plan), ""]
-    if plan.mechanism is not None and plan.shape.rounds:
-        lines += [
-            f"The same config, batches of {plan.shape.batch_size}, with other ways of selecting:",
-            "",
-            _alternatives(run, plan),
-        ]
-    return "\n".join(lines)
+    selects = plan.mechanism is not None and plan.shape.rounds > 0
+    return Budget(
+        plan=plan,
+        price=price_of_selection(plan),
+        price_words=price_sentence(plan),
+        curve=tuple(_curve(plan)),
+        alternatives=tuple(_alternatives(run, plan)) if selects else (),
+    )
 
 
-def _plan_text(plan: PrivacyPlan) -> str:
-    shape, cost = plan.shape, plan.cost()
-    rows: list[tuple[str, str]] = [
-        ("strategy", shape.strategy),
-        ("records", f"n = {shape.n}, validation {shape.n_validation}, k = {shape.k} per epoch"),
-        (
-            "budget",
-            f"epsilon = {plan.privacy.epsilon:g}, delta = {plan.delta:.3g}, {plan.privacy.composition} composition",
-        ),
-        ("training", f"{shape.steps_in_words}, sigma = {plan.sigma:.4f}"),
-    ]
-    if plan.preparation is not None:
-        rows.append(("preparation", f"{plan.preparation.name}, released once, sigma = {plan.preparation_noise:.4f}"))
-    if plan.branches:
-        options = ", ".join(f"{b.concentration:g}: rate {b.rate:.5f}, sigma {b.sigma:.4f}" for b in plan.branches)
-        rows.append(("branches", f"{shape.branched_steps} of these steps at one concentration of {options}"))
-    if plan.mechanism is not None and plan.selection_noise is not None:
-        rows += plan.mechanism.in_words(plan.selection_noise, plan.privacy, shape.sizes, shape.rounds)
-    if plan.sigma_validation is not None:
-        rows.append(("validation", f"private, sigma_v = {plan.sigma_validation:.4f}"))
-    elif plan.validation_is_read:
-        rows.append(("validation", "declared public"))
-    for phase, bound in cost.phases.items():
-        rows.append(
-            (f"{phase} alone", f"epsilon = {bound.epsilon:.4f}, delta = {bound.delta:.3g} ({bound.accountant})")
-        )
-    if shape.rounds:
-        rows.append(("price", price_sentence(plan)))
-    total = cost.training_data
-    rows.append(("total on D", f"epsilon = {total.epsilon:.4f}, delta = {total.delta:.3g} ({total.accountant})"))
-    if cost.validation_data is not None:
-        rows.append(("total on V", f"epsilon = {cost.validation_data.epsilon:.4f}"))
-    width = max(len(name) for name, _ in rows)
-    indent = " " * (width + 2)
-    return "\n".join(textwrap.fill(f"{name:<{width}}  {value}", 100, subsequent_indent=indent) for name, value in rows)
+def _curve(plan: PrivacyPlan) -> Iterator[tuple[int, float, float]]:
+    total = len(plan.shape.epochs)
+    stops = sorted({max(1, round(total * i / _POINTS)) for i in range(1, _POINTS + 1)})
+    for stop in stops:
+        part = replace(plan, shape=replace(plan.shape, epochs=plan.shape.epochs[:stop]))
+        entries = part.entries()
+        on = {side: [e.event for e in entries if e.dataset == side] for side in (TRAINING_DATA, VALIDATION_DATA)}
+        yield stop, _rough(on[TRAINING_DATA], plan.delta), _rough(on[VALIDATION_DATA], plan.delta)
 
 
-_LINE = "{:<36} {:>9} {:>9} {:>10} {:>9} {:>11} {:>9}"
-_COLUMNS = ("way of selecting", "epsilon0", "sigma sel", "eps select", "rate", "sigma train", "eps total")
+def _rough(events: list[Event], delta: float) -> float:
+    return epsilon_bound(events, delta, ROUGH).epsilon
 
 
-def _alternatives(run: PlannedRun, base: PrivacyPlan) -> str:
-    header = _LINE.format(*_COLUMNS)
-    lines = [header, "-" * len(header)]
+def _alternatives(run: PlannedRun, base: PrivacyPlan) -> Iterator[Alternative]:
     shape = base.shape
     sizes: dict[str, Any] = {
         "epochs": run.epochs,
@@ -95,20 +133,21 @@ def _alternatives(run: PlannedRun, base: PrivacyPlan) -> str:
         "n_validation": shape.n_validation,
         "preparation": base.preparation,
     }
+    rough = replace(base.privacy, accountant=ROUGH)
+    plain = replace(rough, selection_composition=None)
+    equal_compute = replace(run.subset, compute_fraction=run.subset.fraction, secret_subset=False)
+    full = build_plan("FullDP", plain, equal_compute, uses_all=True, **sizes)
     for kind in registered_mechanisms():
         for label, own, changes in kind.variants():
-            privacy = replace(base.privacy, **changes)
+            privacy = replace(rough, **changes)
             try:
                 plan = build_plan(shape.strategy, privacy, run.subset, _like(base.mechanism, kind, own), **sizes)
             except CordsDPError as error:
-                lines.append(f"{label:<36} {str(error)[:60]}")
+                yield Alternative(label, problem=str(error))
                 continue
-            lines.append(_line(label, plan))
-    equal_compute = replace(run.subset, compute_fraction=run.subset.fraction)
-    plain = replace(base.privacy, selection_composition=None)
-    lines.append(_line("RandomDP (no selection)", build_plan("RandomDP", plain, run.subset, **sizes)))
-    lines.append(_line("FullDP at equal compute", build_plan("FullDP", plain, equal_compute, uses_all=True, **sizes)))
-    return "\n".join(lines)
+            yield _alternative(label, plan, full)
+    yield _alternative("RandomDP (no selection)", build_plan("RandomDP", plain, run.subset, **sizes), full)
+    yield _alternative("FullDP at equal compute", full, full)
 
 
 def _like(given: Mechanism | None, kind: type[Mechanism], changes: dict) -> Mechanism:
@@ -117,19 +156,15 @@ def _like(given: Mechanism | None, kind: type[Mechanism], changes: dict) -> Mech
     return kind(**{**shared, **changes})
 
 
-def _line(label: str, plan: PrivacyPlan) -> str:
-    cost = plan.cost()
-    noise = {"epsilon0": "-", "sigma_s": "-"}
-    if plan.mechanism is not None and plan.selection_noise is not None:
-        digits = 5 if plan.mechanism.cost_rises else 2
-        noise[plan.mechanism.noise_symbol] = f"{plan.selection_noise:.{digits}f}"
-    selecting = cost.phases["selection"].epsilon if "selection" in cost.phases else 0.0
-    return _LINE.format(
-        label,
-        noise["epsilon0"],
-        noise["sigma_s"],
-        f"{selecting:.4f}",
-        f"{plan.shape.rate:.4f}",
-        f"{plan.sigma:.4f}",
-        f"{cost.training_data.epsilon:.4f}",
+def _alternative(label: str, plan: PrivacyPlan, full: PrivacyPlan) -> Alternative:
+    selecting = [e.event for e in plan.entries() if e.phase == SELECTION]
+    return Alternative(
+        label=label,
+        symbol=plan.mechanism.noise_symbol if plan.mechanism else None,
+        noise=plan.selection_noise,
+        epsilon_selection=plan.phase_bound(SELECTION, selecting).epsilon if selecting else 0.0,
+        rate=plan.shape.rate,
+        sigma=plan.sigma,
+        epsilon=plan.cost().training_data.epsilon,
+        price=plan.sigma / full.sigma - 1,
     )

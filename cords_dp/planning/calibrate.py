@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
+from itertools import pairwise
+from typing import Any
 
 from cords_dp.accounting import (
     TRAINING_DATA,
@@ -15,10 +17,12 @@ from cords_dp.accounting import (
     calibrate,
     epsilon_bound,
     gaussian,
-    rough_epsilon,
 )
+from cords_dp.accounting.composition import GLANCE, ROUGH
+from cords_dp.accounting.events import merge
 from cords_dp.config.settings import PrivacySettings, SubsetSettings
 from cords_dp.errors import AccountingError, ConfigError
+from cords_dp.planning import noise_cache
 from cords_dp.planning.mechanism import Mechanism, SelectionNoise, declared_releases
 from cords_dp.planning.plan import PrivacyPlan, before_amplification
 from cords_dp.planning.preparation import PREPARATION, Preparation
@@ -26,7 +30,6 @@ from cords_dp.planning.schedule import (
     SELECTION,
     TRAINING,
     Branch,
-    EpochPlan,
     Shape,
     Sizes,
     planned_batch_size,
@@ -93,8 +96,8 @@ def _with_branches(plan: PrivacyPlan, concentrations: tuple[float, ...]) -> Priv
     sizes = plan.shape.sizes
     rates = [min(1.0, c * sizes.batch_size / sizes.n) for c in concentrations]
     alone = [_alone(plan, rates[0])]
-    for rate in rates[1:]:
-        alone.append(_alone(plan, rate, first=alone[0], start=alone[-1]))
+    for lower, rate in pairwise(rates):  # noise grows with something between the root of the rate and the rate
+        alone.append(_alone(plan, rate, first=alone[0], start=alone[-1] * (rate / lower) ** 0.65))
 
     def scaled(sigma: float) -> PrivacyPlan:
         factor = sigma / alone[0]
@@ -103,31 +106,25 @@ def _with_branches(plan: PrivacyPlan, concentrations: tuple[float, ...]) -> Priv
         )
         return replace(plan, sigma=sigma, branches=branches)
 
-    def cost_of(sigma: float, accountant: str = plan.privacy.accountant) -> float:
-        events = [e.event for e in scaled(sigma).entries() if e.dataset == TRAINING_DATA]
-        return epsilon_bound(events, plan.delta, accountant).epsilon
+    def cost_of(sigma: float, accountant: str) -> float:
+        return epsilon_bound(training_events(scaled(sigma)), plan.delta, accountant).epsilon
 
-    return scaled(calibrate(cost_of, plan.privacy.epsilon, start=1.012 * alone[0], rising=False))
+    problem = ("branches", _besides_steps(plan), rates, plan.shape.epochs, plan.delta)
+    return scaled(_calibrated(plan, problem, cost_of, plan.privacy.epsilon, start=1.012 * alone[0]))
 
 
 def _alone(plan: PrivacyPlan, rate: float, *, first: float | None = None, start: float = 2.0) -> float:
     """σ of one branch if there were no choice; ``first``: of the steps before the choice, by default the same."""
     before = [plan.step_event(epoch) for epoch in plan.shape.epochs if epoch.steps and not epoch.branched]
-    rounds = plan.shape.rounds
-    selection = [e.event for e in plan.selection_entries() if e.dataset == TRAINING_DATA] * rounds
-    selection += [e.event for e in plan.preparation_entries()]
+    other = _besides_steps(plan)
+    accountant = "rdp" if plan.privacy.accountant == "rdp" else ROUGH
 
     def cost_of(sigma: float) -> float:
         branch = PoissonGaussian(sigma, rate, plan.shape.branched_steps)
         earlier = [replace(event, sigma=sigma if first is None else first) for event in before]
-        events = [*selection, *earlier, branch]
-        return (rough_epsilon if plan.privacy.accountant != "rdp" else _rdp_epsilon)(events, plan.delta)
+        return epsilon_bound([*other, *earlier, branch], plan.delta, accountant).epsilon
 
     return calibrate(cost_of, plan.privacy.epsilon, start=start, rising=False)
-
-
-def _rdp_epsilon(events: Sequence[Event], delta: float) -> float:
-    return epsilon_bound(events, delta, "rdp").epsilon
 
 
 def _at_rate(plan: PrivacyPlan, rate: float) -> PrivacyPlan:
@@ -164,24 +161,28 @@ def _sizes(
 def price_of_selection(plan: PrivacyPlan, *, rate: float | None = None) -> float:
     """By how much the training noise exceeds that of the same steps without selection: 0.01 is one per cent.
 
-    ``rate``: at which those steps would sample, where selection changes that too. Both plans by RDP, which is quick.
+    ``rate``: at which those steps would sample, where selection changes that too; of branches, the first, which is that
+    of a uniform draw. Both by the rough accountant, to a ten-thousandth, so that a price of half a per cent means it.
     """
     if plan.noiseless or not plan.shape.rounds:
         return 0.0
-    if plan.branches:  # of the first branch, which is that of a uniform draw; only this accountant knows the choice's
-        plain = _at_rate(replace(plan, branches=()), plan.branches[0].rate if rate is None else rate)
-        epochs = tuple(replace(epoch, selects=False) for epoch in plain.shape.epochs)
-        return plan.sigma / _calibrate_training(replace(plain, shape=replace(plain.shape, epochs=epochs))) - 1
+    plan = replace(plan, privacy=replace(plan.privacy, accountant=ROUGH))
+    plain = _without_selection(plan, rate)
+    if plan.branches:  # their proportions are fixed: without selection, as much as they cost together
+        target = epsilon_bound(training_events(plan), plan.delta, ROUGH).epsilon
+        return plan.sigma / _training_noise(plain, target) - 1
+    return _training_noise(plan) / _training_noise(plain) - 1
 
-    def sigma(epochs: tuple[EpochPlan, ...]) -> float:
-        shape = replace(plan.shape, epochs=epochs)
-        return _calibrate_training(replace(plan, shape=shape, privacy=replace(plan.privacy, accountant="rdp")))
 
-    without = tuple(
+def _without_selection(plan: PrivacyPlan, rate: float | None) -> PrivacyPlan:
+    if plan.branches:
+        rate = plan.branches[0].rate if rate is None else rate
+        plan = _at_rate(replace(plan, branches=()), rate)
+    epochs = tuple(
         replace(epoch, selects=False, rate=epoch.rate if rate is None or epoch.pool != "own" else rate)
         for epoch in plan.shape.epochs
     )
-    return sigma(plan.shape.epochs) / sigma(without) - 1
+    return replace(plan, shape=replace(plan.shape, epochs=epochs))
 
 
 def _delta(privacy: PrivacySettings, shape: Shape) -> float:
@@ -201,10 +202,11 @@ def _calibrate_preparation(plan: PrivacyPlan, preparation: Preparation) -> float
     """The noise multiplier at which the release before training costs its share of ε by itself."""
     target = preparation.share * plan.privacy.epsilon
 
-    def cost_of(sigma: float) -> float:
-        return plan.phase_bound(PREPARATION, [gaussian(sigma)]).epsilon
+    def cost_of(sigma: float, accountant: str) -> float:
+        return _by(plan, accountant).phase_bound(PREPARATION, [gaussian(sigma)]).epsilon
 
-    return calibrate(cost_of, target, start=4 / target, rising=False)
+    problem = ("preparation", plan.phase_delta(PREPARATION), plan.inclusion)
+    return _calibrated(plan, problem, cost_of, target, start=4 / target)
 
 
 def _calibrate_selection(plan: PrivacyPlan) -> float:
@@ -213,14 +215,17 @@ def _calibrate_selection(plan: PrivacyPlan) -> float:
     assert mechanism is not None
     target = (1 - plan.split) * plan.privacy.epsilon
 
-    def cost_of(value: float) -> float:
+    def events(value: float) -> list[Event]:
         noise = SelectionNoise(value, plan.sigma_validation)
         releases = declared_releases(mechanism, noise, plan.privacy, plan.shape.sizes)
-        events = [r.event for r in releases if r.event is not None and r.dataset == TRAINING_DATA]
-        return plan.phase_bound(SELECTION, events * rounds).epsilon
+        return [r.event for r in releases if r.event is not None and r.dataset == TRAINING_DATA] * rounds
+
+    def cost_of(value: float, accountant: str) -> float:
+        return _by(plan, accountant).phase_bound(SELECTION, events(value)).epsilon
 
     start = target / math.sqrt(rounds) if mechanism.cost_rises else 4 * math.sqrt(rounds) / target
-    return calibrate(cost_of, target, start=start, rising=mechanism.cost_rises)
+    problem = ("selection", mechanism, merge(events(start)), plan.privacy, plan.phase_delta(SELECTION))
+    return _calibrated(plan, problem, cost_of, target, start=start, rising=mechanism.cost_rises)
 
 
 def _calibrate_validation(plan: PrivacyPlan) -> float:
@@ -231,7 +236,8 @@ def _calibrate_validation(plan: PrivacyPlan) -> float:
 
     given = plan.privacy.validation_noise
     if given is None:
-        return _calibrate_noise(cost_of, plan.privacy.epsilon)
+        problem = ("validation", merge(validation_events(plan, 1.0)), plan.delta)
+        return _calibrated(plan, problem, cost_of, plan.privacy.epsilon)
     if cost_of(given) > plan.privacy.epsilon:
         count = sum(event.count for event in validation_events(plan, given))
         raise ConfigError(
@@ -252,22 +258,102 @@ def validation_events(plan: PrivacyPlan, sigma: float) -> list[Event]:
 
 def _calibrate_training(plan: PrivacyPlan) -> float:
     """σ such that the total on D meets the budget."""
-    basic = plan.privacy.composition == "basic" and plan.shape.rounds > 0
-    target = before_amplification(plan.privacy.epsilon, plan.inclusion) * (plan.split if basic else 1.0)
-    delta = plan.phase_delta(TRAINING) / plan.inclusion
-
-    def cost_of(sigma: float, accountant: str = plan.privacy.accountant) -> float:
-        entries = replace(plan, sigma=sigma).entries()
-        events = [e.event for e in entries if e.dataset == TRAINING_DATA and not (basic and e.phase == SELECTION)]
-        return epsilon_bound(events, delta, accountant).epsilon
-
-    return _calibrate_noise(cost_of, target)
+    problem = ("training", merge(_charged_with_training(plan)), _training_delta(plan))
+    return _calibrated(plan, problem, _training_cost(plan), _training_target(plan))
 
 
-def _calibrate_noise(cost_of: Callable[..., float], target: float) -> float:
-    """Start from RDP's answer, which is cheap, then let the accountant of the run decide."""
+def _training_noise(plan: PrivacyPlan, target: float | None = None) -> float:
+    """σ by the plan's accountant to a ten-thousandth of ε: to compare plans by, not for runs."""
+    cost_of, aim = _training_cost(plan), _training_target(plan) if target is None else target
+    return calibrate(lambda sigma: cost_of(sigma, plan.privacy.accountant), aim, start=2.0, rising=False, lowest=0.9999)
+
+
+def _training_cost(plan: PrivacyPlan) -> Callable[[float, str], float]:
+    delta = _training_delta(plan)
+
+    def cost_of(sigma: float, accountant: str) -> float:
+        return epsilon_bound(_charged_with_training(replace(plan, sigma=sigma)), delta, accountant).epsilon
+
+    return cost_of
+
+
+def _training_target(plan: PrivacyPlan) -> float:
+    return before_amplification(plan.privacy.epsilon, plan.inclusion) * (plan.split if _apart(plan) else 1.0)
+
+
+def _training_delta(plan: PrivacyPlan) -> float:
+    return plan.phase_delta(TRAINING) / plan.inclusion
+
+
+def _charged_with_training(plan: PrivacyPlan) -> list[Event]:
+    """What shares a budget with the steps: everything on D, but selections where these have a budget of their own."""
+    entries = [e for e in plan.entries() if e.dataset == TRAINING_DATA]
+    return [e.event for e in entries if not (_apart(plan) and e.phase == SELECTION)]
+
+
+def _apart(plan: PrivacyPlan) -> bool:
+    return plan.privacy.composition == "basic" and plan.shape.rounds > 0
+
+
+def _by(plan: PrivacyPlan, accountant: str) -> PrivacyPlan:
+    return replace(plan, privacy=replace(plan.privacy, accountant=accountant))
+
+
+# --- the search ------------------------------------------------------------------------------------------
+
+# ε by the rough accountant at which the search by the run's own begins: prv adds a quarter of a per cent to be safe.
+_ROUGH_AIM, _ROUGH_LOWEST = 0.9968, 0.9992
+_FAR = 20.0  # times the target: noise that a glance puts this far off would cost an accountant much memory
+
+
+def _calibrated(
+    plan: PrivacyPlan,
+    problem: tuple[Any, ...],
+    cost_of: Callable[[float, str], float],
+    target: float,
+    *,
+    start: float = 2.0,
+    rising: bool = False,
+) -> float:
+    """The noise at which the run's accountant finds [0.995, 1]·target, from wherever the search begins.
+
+    It begins at what the same ``problem`` gave before (`noise_cache`, which is not believed), or at the answer of the
+    rough accountant, which takes a hundredth of the time.
+    """
+    accountant = plan.privacy.accountant
+    name = noise_cache.digest(problem, accountant, target, rising)
+    first = noise_cache.remembered(name)
+    if first is not None and not cost_of(first, GLANCE) < _FAR * target:
+        first = None
+    if first is None:
+        first = _rough_start(cost_of, target, accountant, start=start, rising=rising)
+    found = calibrate(lambda value: cost_of(value, accountant), target, start=first, rising=rising)
+    noise_cache.remember(name, found)
+    return found
+
+
+def _rough_start(
+    cost_of: Callable[[float, str], float], target: float, accountant: str, *, start: float, rising: bool
+) -> float:
+    if accountant in (ROUGH, "rdp"):
+        return start
     try:
-        start = calibrate(lambda sigma: cost_of(sigma, "rdp"), target, start=2.0, rising=False)
+        return calibrate(
+            lambda value: cost_of(value, ROUGH),
+            _ROUGH_AIM * target,
+            start=start,
+            rising=rising,
+            lowest=_ROUGH_LOWEST,
+        )
     except AccountingError:
-        start = 2.0
-    return calibrate(cost_of, target, start=start, rising=False)
+        return start
+
+
+def _besides_steps(plan: PrivacyPlan) -> list[Event]:
+    selection = [e.event for e in plan.selection_entries() if e.dataset == TRAINING_DATA]
+    return [*selection * plan.shape.rounds, *(e.event for e in plan.preparation_entries())]
+
+
+def training_events(plan: PrivacyPlan) -> list[Event]:
+    """Everything that the run charges to D."""
+    return [entry.event for entry in plan.entries() if entry.dataset == TRAINING_DATA]

@@ -70,6 +70,9 @@ class Mechanism(ABC):
     secret_pool: the pool is secret state of the training mechanism; otherwise it is released and paid for.
     default_split: the share of the budget left to training where the config does not say.
     privacy_keys: which of the keys in ``privacy`` that concern selection it uses.
+    sharded: all that it takes from the records before noise are sums over records, handed to `Releases`, and what it
+        decides about a record follows from that record and released values; its pool is one of ``context.training``'s
+        records. Several processes can then select together, each on its own records (`distributed`).
     uses_average: it looks through the averaged weights, where an average is kept, instead of the last ones.
     noise_symbol, cost_rises: the parameter that is calibrated on D, and whether the cost rises with it.
     """
@@ -80,6 +83,7 @@ class Mechanism(ABC):
     secret_pool: ClassVar[bool] = False
     default_split: ClassVar[float] = 0.8
     privacy_keys: ClassVar[frozenset[str]] = frozenset({"split"})
+    sharded: ClassVar[bool] = False
     uses_average: ClassVar[bool] = False
     noise_symbol: ClassVar[str] = "sigma_s"
     cost_rises: ClassVar[bool] = False

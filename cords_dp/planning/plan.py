@@ -148,50 +148,54 @@ class PrivacyPlan:
 
     # -- cost ---------------------------------------------------------------------------------
 
-    def cost(self, entries: Sequence[Entry] | None = None) -> Cost:
-        """(ε, δ) by phase and in total, for the whole plan or for the entries given."""
+    def cost(self, entries: Sequence[Entry] | None = None, *, quick: bool = False) -> Cost:
+        """(ε, δ) by phase and in total, for the whole plan or for the entries given.
+
+        ``quick``: where the accountant is left open, ask the one that answers soonest. Its bound holds as well.
+        """
         if self.noiseless:
             return Cost({}, Bound(math.inf, 0.0, "none"), None)
         entries = self.entries() if entries is None else entries
         phases = {
-            phase: self.phase_bound(phase, [e.event for e in entries if e.phase == phase])
+            phase: self.phase_bound(phase, [e.event for e in entries if e.phase == phase], quick=quick)
             for phase in dict.fromkeys(e.phase for e in entries)
         }
         on_d = [e for e in entries if e.dataset == TRAINING_DATA]
         if self.privacy.composition == "basic":
-            total_d = self._basic_total(on_d)
+            total_d = self._basic_total(on_d, quick=quick)
         else:
-            total_d = self._bound([e.event for e in on_d], self.delta)
+            total_d = self._bound([e.event for e in on_d], self.delta, quick=quick)
         return Cost(phases, total_d, phases.get(VALIDATION))
 
-    def spent(self, ledger: Ledger) -> Cost:
-        return self.cost(ledger.entries)
+    def spent(self, ledger: Ledger, *, quick: bool = False) -> Cost:
+        return self.cost(ledger.entries, quick=quick)
 
-    def phase_bound(self, phase: str, events: list[Event]) -> Bound:
+    def phase_bound(self, phase: str, events: list[Event], *, quick: bool = False) -> Bound:
         """ε of one phase taken alone, at the share of δ that it has."""
         delta = self.phase_delta(phase)
         own = self.mechanism.bound(events, delta, self.privacy) if self.mechanism and phase == SELECTION else None
-        return own or self._bound(events, delta)
+        return own or self._bound(events, delta, quick=quick)
 
     def phase_delta(self, phase: str) -> float:
         if self.privacy.composition != "basic" or not self.shape.rounds or phase == VALIDATION:
             return self.delta
         return self.delta * (1 - self.split if phase == SELECTION else self.split)
 
-    def _bound(self, events: Sequence[Event], delta: float) -> Bound:
-        inside = epsilon_bound(events, delta / self.inclusion, self.privacy.accountant)
+    def _bound(self, events: Sequence[Event], delta: float, *, quick: bool = False) -> Bound:
+        accountant = "quick" if quick and self.privacy.accountant == "auto" else self.privacy.accountant
+        inside = epsilon_bound(events, delta / self.inclusion, accountant)
         if self.inclusion == 1:
             return inside
         name = f"{inside.accountant}, amplified by a secret subset"
         return Bound(amplified(inside.epsilon, self.inclusion), delta, name)
 
-    def _basic_total(self, entries: list[Entry]) -> Bound:
+    def _basic_total(self, entries: list[Entry], *, quick: bool) -> Bound:
         """Basic composition: the ε and the δ of training and of selection add up."""
         training = [e.event for e in entries if e.phase != SELECTION]
         picking = [e.event for e in entries if e.phase == SELECTION]
-        parts = [self.phase_bound(TRAINING, training)] if training else []
+        parts = [self.phase_bound(TRAINING, training, quick=quick)] if training else []
         if picking:
-            parts.append(self.phase_bound(SELECTION, picking))
+            parts.append(self.phase_bound(SELECTION, picking, quick=quick))
         names = " + ".join(dict.fromkeys(p.accountant for p in parts)) or "none"
         return Bound(sum(p.epsilon for p in parts), sum(p.delta for p in parts), names)
 

@@ -6,6 +6,8 @@ import base64
 import html
 import io
 import json
+import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,18 +18,7 @@ from cords_dp.errors import ResultsError
 from cords_dp.report.plots import plt, tidy_axis
 from cords_dp.report.tables import accuracy_tables, aligned, mean_table
 
-_STYLE = """
-:root { color-scheme: light dark; --line: #8884; --soft: #8881; }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
-h1, h2, h3 { line-height: 1.2; } h2 { margin-top: 3rem; border-top: 1px solid var(--line); padding-top: 1.5rem; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; margin: .5rem 0 1.5rem; }
-th, td { padding: .25rem .7rem; border-bottom: 1px solid var(--line); text-align: right; }
-th:first-child, td:first-child { text-align: left; }
-.scroll { overflow-x: auto; } img { max-width: 100%; background: white; border-radius: 4px; }
-pre { background: var(--soft); padding: 1rem; overflow-x: auto; font-size: .8rem; }
-.note { background: var(--soft); padding: .6rem 1rem; border-left: 3px solid #4C72B0; }
-.failed { border-left-color: #C44E52; } nav a { margin-right: 1rem; }
-"""
+_HERE = Path(__file__).parent
 
 
 def write_page(folder: Path, path: Path | None = None) -> Path:
@@ -37,17 +28,25 @@ def write_page(folder: Path, path: Path | None = None) -> Path:
         raise ResultsError(f"no results in {str(folder)!r}: neither runs.csv nor gains.csv nor result.json")
     path = path or folder / "report.html"
     links = "".join(f'<a href="#{anchor}">{html.escape(title)}</a>' for anchor, title, _ in sections)
+    heading = sections[0][1] if len(sections) == 1 else f"{folder.resolve().name}: results"
+    navigation = f"<nav>{links}</nav>" if len(sections) > 1 else ""
     body = "".join(
-        f'<section id="{anchor}"><h2>{html.escape(title)}</h2>{text}</section>' for anchor, title, text in sections
+        f'<section id="{html.escape(anchor)}">{_heading(title, sections)}{text}</section>'
+        for anchor, title, text in sections
     )
     path.write_text(
         "<!doctype html><html lang=en><meta charset=utf-8>"
         '<meta name=viewport content="width=device-width, initial-scale=1">'
-        f"<title>cords_dp: {html.escape(folder.name)}</title><style>{_STYLE}</style>"
-        f"<h1>cords_dp results</h1><nav>{links}</nav>{body}</html>\n",
+        f"<title>cords_dp: {html.escape(folder.name)}</title><style>{(_HERE / 'page.css').read_text()}</style>"
+        f"<h1>{html.escape(heading)}</h1>{navigation}{body}"
+        f"<script>{(_HERE / 'page.js').read_text()}</script></html>\n",
         encoding="utf-8",
     )
     return path
+
+
+def _heading(title: str, sections: list[Any]) -> str:
+    return f"<h2>{html.escape(title)}</h2>" if len(sections) > 1 else ""
 
 
 def _result_folders(folder: Path) -> Iterator[Path]:
@@ -69,7 +68,7 @@ def _section(folder: Path) -> tuple[str, str, str]:
     if (folder / "runs.csv").is_file():
         parts += _sweep_parts(folder)
     elif (folder / "result.json").is_file():
-        parts += [_result_table(folder), *_run_parts(folder)]
+        parts += [*_privacy_parts(folder), "<h3>Result</h3>", _result_table(folder), *_run_parts(folder)]
     return folder.name.replace(" ", "-"), title, "".join(parts)
 
 
@@ -92,7 +91,8 @@ def _sweep_parts(folder: Path) -> list[str]:
         parts.append(f"<h3>Beside the paper</h3>{_table(aligned(pd.read_csv(folder / 'comparison.csv')))}")
     parts += [f"<h3>Time</h3>{_time_figure(frame, by)}", *_failures(folder)]
     shown = _representative(frame)
-    return parts + _run_parts(folder / "runs" / shown["config_hash"], f"{shown.get('method', shown['strategy'])}")
+    run, whose = folder / "runs" / shown["config_hash"], f"{shown.get('method', shown['strategy'])}"
+    return _privacy_parts(run, whose) + parts + _run_parts(run, whose)
 
 
 def _representative(frame: pd.DataFrame) -> pd.Series:
@@ -128,27 +128,68 @@ def _time_figure(frame: pd.DataFrame, by: list[str]) -> str:
 
 def _result_table(folder: Path) -> str:
     result = _json(folder / "result.json")
-    rows = [(key, value) for key, value in result.items() if not isinstance(value, dict) and key != "out"]
+    rows = [(_words(key), value) for key, value in result.items() if not isinstance(value, dict) and key != "out"]
     return _table(pd.DataFrame(rows, columns=["result", "value"]))
 
 
-def _run_parts(folder: Path, whose: str = "this run") -> list[str]:
-    parts = []
+def _words(key: str) -> str:
+    return key.replace("epsilon", "ε").replace("delta", "δ").replace("_", " ")
+
+
+def _privacy_parts(folder: Path, whose: str = "this run") -> list[str]:
     report = _json(folder / "privacy.json")
-    if report:
-        parts.append(f"<h3>Privacy of {html.escape(whose)}</h3>{_privacy(report)}")
-    if (folder / "metrics.csv").is_file():
-        parts.append(_epsilon_figure(pd.read_csv(folder / "metrics.csv")))
+    if not report:
+        return ["<p class='note open'>No privacy statement: this run is not private.</p>"]
+    return [f"<h3>Privacy of {html.escape(whose)}</h3>{_privacy(report)}"]
+
+
+def _run_parts(folder: Path, whose: str = "this run") -> list[str]:
+    """Everything about one run but its privacy, which stands first."""
+    parts = _class_parts(_json(folder / "about.json"))
+    if (folder / "metrics.csv").is_file() and (figure := _epsilon_figure(pd.read_csv(folder / "metrics.csv"))):
+        parts.append(f"<h3>ε over the epochs</h3>{figure}")
     if (folder / "config.yaml").is_file():
         config = html.escape((folder / "config.yaml").read_text())
-        parts.append(f"<details><summary>Config of {html.escape(whose)}</summary><pre>{config}</pre></details>")
+        parts.append(
+            f"<h3>How to repeat {html.escape(whose)}</h3>{_repeat(folder)}"
+            f"<details><summary>config.yaml</summary><pre>{config}</pre></details>"
+        )
     return parts
 
 
+def _class_parts(about: dict[str, Any]) -> list[str]:
+    """Accuracies are of the test set, which is public; what is said about draws follows from released values."""
+    parts = []
+    if about.get("classes"):
+        table = pd.DataFrame(about["classes"])
+        table["accuracy"] = (100 * table["accuracy"]).map("{:.1f} %".format)
+        parts.append(f"<h3>Accuracy by class, on the test set</h3>{_table(table)}")
+    if about.get("draws"):
+        parts.append(
+            f"<h3>Which kinds of records were drawn</h3>{_table(pd.DataFrame(about['draws']).round(3))}"
+            "<p class=small>After the last selection, from values that were released with noise and paid for. "
+            "“Kept” is the chance of a record that a step has drawn to stay in it; 1 for all means a uniform draw. "
+            "No file says which records they were.</p>"
+        )
+    return parts
+
+
+def _repeat(folder: Path) -> str:
+    versions = _json(folder / "result.json").get("versions") or {}
+    found = ", ".join(f"{html.escape(name)} {html.escape(str(number))}" for name, number in versions.items())
+    return (
+        "<pre>cords-dp run --config config.yaml --out again</pre>"
+        "<p class=small>The config is the resolved one, below. A second run costs its budget again, and its noise is "
+        f"its own, so results differ by chance.{f' Made with {found}.' if found else ''}</p>"
+    )
+
+
 def _privacy(report: dict[str, Any]) -> str:
-    text = f"<p class=note>{html.escape(report['statement'])}</p>"
+    kind = "statement" if report.get("private") else "open"
+    text = f"<p class='note {kind}'>{html.escape(report['statement'])}</p>"
     if "mechanisms" not in report:  # no noise at all
         return text
+    text += f"<p>{html.escape(report.get('meaning') or '')}</p>"
     phases = [(name, b["epsilon"], b["delta"], b["accountant"]) for name, b in report["phases"].items()]
     phases.append(("D in total", report["epsilon_training_data"], report["delta"], report["accountant"]))
     if report["epsilon_validation_data"] is not None:
@@ -157,7 +198,8 @@ def _privacy(report: dict[str, Any]) -> str:
     rest = "".join(f"<li>{html.escape(item)}</li>" for item in report["not_covered"])
     price = f"<p>{html.escape(report['price_of_selection'])}</p>" if report.get("price_of_selection") else ""
     return (
-        f"{text}{_table(costs)}{price}{_table(pd.DataFrame(report['mechanisms']))}"
+        f"{text}<h4>What it cost, by phase</h4>{_table(costs)}{price}"
+        f"<h4>What was released</h4>{_table(pd.DataFrame(report['mechanisms']))}"
         f"<details><summary>Not covered</summary><ul>{rest}</ul></details>"
     )
 
@@ -166,9 +208,12 @@ def _epsilon_figure(metrics: pd.DataFrame) -> str:
     phases = [name for name in metrics.columns if name.startswith("epsilon")]
     if not phases or len(metrics) < 2 or metrics["epsilon"].isna().all():
         return ""  # only the last epoch was evaluated: the table says it all
+    if "epsilon_D" in phases:  # then the total, which is the larger of D's and V's, and V's only phase say nothing new
+        phases = [name for name in phases if name not in ("epsilon", "epsilon_validation")]
     figure, axis = plt.subplots(figsize=(7, 3.2), layout="constrained")
+    totals = {"epsilon": "total", "epsilon_D": "D in total", "epsilon_V": "V in total"}
     for name in phases:
-        label = "total" if name == "epsilon" else name.removeprefix("epsilon_").replace("_", " ") + ", alone"
+        label = totals.get(name) or name.removeprefix("epsilon_").replace("_", " ") + ", alone"
         axis.plot(metrics["epoch"], metrics[name], marker="o", ms=3, label=label)
     axis.set(xlabel="epoch", ylabel="ε charged", ylim=(0, None))
     tidy_axis(axis)
@@ -179,8 +224,35 @@ def _epsilon_figure(metrics: pd.DataFrame) -> str:
 # --- pieces ----------------------------------------------------------------------------------------
 
 
+_LONG = 24  # characters; a cell of more is a sentence, which may be broken into lines
+
+
 def _table(table: pd.DataFrame) -> str:
-    return f"<div class=scroll>{table.to_html(index=False, border=0, na_rep='', float_format='{:.4g}'.format)}</div>"
+    """A table that a click on a heading sorts (page.js), in a box of its own that scrolls on a narrow screen."""
+    right = [place > 0 and _numeric(table[name]) for place, name in enumerate(table)]  # the first names the row
+    head = "".join(_cell("th", str(name), number) for name, number in zip(table.columns, right, strict=True))
+    lines = [
+        "".join(_cell("td", _shown(value), number) for value, number in zip(row, right, strict=True))
+        for row in table.itertuples(index=False)
+    ]
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f"<div class=scroll><table class=sortable><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+
+
+def _numeric(column: pd.Series) -> bool:
+    """Does every cell begin as a number does? Such a column stands on the right."""
+    return all(re.match(r"[-+−]?[\d.]|$|nan|None", str(value)) for value in column)
+
+
+def _cell(tag: str, text: str, number: bool) -> str:
+    kinds = " ".join([*(["number"] if number else []), *(["words"] if len(text) > _LONG else [])])
+    return f"<{tag}{f' class={kinds!r}' if kinds else ''}>{html.escape(text)}</{tag}>"
+
+
+def _shown(value: Any) -> str:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _inline(figure: Any, alt: str) -> str:

@@ -17,17 +17,30 @@ _COLOURS = ("#4C72B0", "#937860", "#DD8452", "#55A868", "#C44E52", "#8172B3")
 
 
 def accuracy_curves(curves: Mapping[str, pd.DataFrame], path: Path, *, title: str) -> Path:
-    """Test accuracy and ε spent over epochs, a line for each run (metrics.csv files)."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    """Test accuracy and ε spent over epochs, a line for each run (metrics.csv files): on D solid, on V dashed."""
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4.4), layout="constrained")
+    draw_curves(axes, curves, title=title)
+    return save(figure, path)
+
+
+def draw_curves(axes: Any, curves: Mapping[str, pd.DataFrame], *, title: str) -> None:
+    left, right = axes
     for (label, frame), colour in zip(curves.items(), _COLOURS, strict=False):
         left.plot(frame["epoch"], 100 * frame["accuracy"], label=label, color=colour)
-        right.plot(frame["epoch"], frame["epsilon"], color=colour)
+        right.plot(frame["epoch"], frame["epsilon_D" if "epsilon_D" in frame else "epsilon"], color=colour)
+        if "epsilon_V" in frame:
+            right.plot(frame["epoch"], frame["epsilon_V"], color=colour, ls="--")
     left.set(xlabel="epoch", ylabel="test accuracy, %", title=title)
     right.set(xlabel="epoch", ylabel="ε spent", title="Privacy spent", ylim=(0, None))
     for axis in (left, right):
         tidy_axis(axis)
-    left.legend(frameon=False, fontsize=8)
-    return _save(figure, path)
+    left.figure.legend(
+        *left.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False, fontsize=8
+    )
+    if any("epsilon_V" in frame for frame in curves.values()):
+        right.plot([], [], color="0.3", label="training data D")
+        right.plot([], [], color="0.3", ls="--", label="validation data V")
+        right.legend(frameon=False, fontsize=8, loc="lower right")
 
 
 def gains_figure(frame: pd.DataFrame, path: Path, *, title: str) -> Path:
@@ -55,7 +68,7 @@ def gains_figure(frame: pd.DataFrame, path: Path, *, title: str) -> Path:
     axis.set(xlabel="gain of a record, in units of its bound", ylabel="density of a pick", title=title)
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False, fontsize=8)
-    return _save(figure, path)
+    return save(figure, path)
 
 
 def tidy_axis(axis: Any) -> None:
@@ -63,7 +76,7 @@ def tidy_axis(axis: Any) -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def _save(figure: plt.Figure, path: Path) -> Path:
+def save(figure: plt.Figure, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=140)
     plt.close(figure)

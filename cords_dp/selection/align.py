@@ -71,6 +71,7 @@ class Align(Mechanism):
     default_split: ClassVar[float] = 0.9
     privacy_keys: ClassVar[frozenset[str]] = frozenset({"split", "validation_noise"})
     uses_average: ClassVar[bool] = True
+    sharded: ClassVar[bool] = True
 
     looks: int = 3
     score: str = "glister"

@@ -250,7 +250,7 @@ class ExponentialSelector:
             sizes = [_share(quota, freezes, number) for quota in quotas]
             chosen = self._draw(releases, remaining, directions, sizes)
             picked += chosen
-            remaining = [np.setdiff1d(r, c, assume_unique=True) for r, c in zip(remaining, chosen, strict=True)]
+            remaining = [_without(r, c) for r, c in zip(remaining, chosen, strict=True)]
             if not self.mechanism.frozen:
                 for move, indices in zip(moves, chosen, strict=True):
                     rows = self.training.gradients.rows(torch.from_numpy(indices))
@@ -314,21 +314,25 @@ class ExponentialSelector:
         gradients, groups = self.training.gradients, self._groups(self.training.labels.cpu().numpy())[0]
         clip = self.privacy.validation_clip
         if self.validation is None:
-            return [gradients.r.new_zeros(gradients.r.shape[1], gradients.a.shape[1]) for _ in groups]
-        labels = self.validation.labels
-        classes = torch.unique(self.training.labels).tolist()
-        parts = (
-            [labels == label for label in classes]
-            if len(groups) > 1
-            else [torch.full_like(labels, True, dtype=torch.bool)]
-        )
+            return [gradients.r.new_zeros(gradients.r.shape[1], gradients.width) for _ in groups]
+        parts = [self.validation]
+        if len(groups) > 1:
+            classes = torch.unique(self.training.labels).tolist()
+            parts = [self.validation.rows(self.validation.labels == label) for label in classes]
         rate, loss = self.context.learning_rate, self.context.training.loss
         sums = [
-            moved_sum(self.validation.rows(part), loss, clip, None if moves is None else rate * moves[number])
+            moved_sum(part, loss, clip, None if moves is None else rate * moves[number])
             for number, part in enumerate(parts)
         ]
         noisy = releases.gaussian(_VALIDATION, torch.stack(sums).double().cpu().numpy())
         return [to_norm(torch.from_numpy(total).to(gradients.r), clip) for total in noisy]
+
+
+def _without(indices: np.ndarray, taken: np.ndarray) -> np.ndarray:
+    """Sorted indices less those that were taken."""
+    kept = np.ones(len(indices), dtype=bool)
+    kept[np.searchsorted(indices, taken)] = False
+    return indices[kept]
 
 
 def _share(quota: int, freezes: int, number: int) -> int:

@@ -49,6 +49,7 @@ class _LabelMechanism(Mechanism):
     """Counts labels once, before training; every step draws from all of D."""
 
     secret_pool: ClassVar[bool] = True
+    sharded: ClassVar[bool] = True
     default_split: ClassVar[float] = 0.9
     privacy_keys: ClassVar[frozenset[str]] = frozenset({"split", "validation_noise"})
 

@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from cords_dp.datasets import sequential_batches
+from cords_dp.datasets import no_records, sequential_batches
+from cords_dp.datasets.features import all_labels, stored_rows
 from cords_dp.errors import ConfigError
 from cords_dp.mechanisms import clip_factors, finite_or_zero
 from cords_dp.mechanisms.clipping import row_norms
+
+if TYPE_CHECKING:
+    from cords_dp.half_rows import HalfRows
 
 LossPerExample = Callable[[Tensor, Tensor], Tensor]
 _BATCH = 1024
@@ -35,12 +40,29 @@ class LastLayerGradients:
     def __len__(self) -> int:
         return len(self.r)
 
+    @property
+    def width(self) -> int:
+        """1 + dim: as many columns as the layer has weights and a bias."""
+        return self.a.shape[1]
+
     def rows(self, index: Tensor) -> LastLayerGradients:
         return LastLayerGradients(self.r[index], self.a[index])
 
     def with_unit_inputs(self) -> LastLayerGradients:
         """The last layer's input scaled to norm 1, each record by itself."""
         return LastLayerGradients(self.r, self.a / self.a.norm(dim=1, keepdim=True).clamp_min(1e-12))
+
+    def with_residuals(self, r: Tensor) -> LastLayerGradients:
+        """The same records at other logits. What is known about their inputs stays known."""
+        other = replace(self, r=r)
+        other.__dict__.update({k: self.__dict__[k] for k in ("_input_norms", "_finite_inputs") if k in self.__dict__})
+        return other
+
+    def without(self, index: Tensor) -> LastLayerGradients:
+        """Some records null: no residual, no input."""
+        r, a = self.r.clone(), self.a.clone()
+        r[index], a[index] = 0.0, 0.0
+        return replace(self, r=r, a=a)
 
     def factors(self, clip: float) -> Tensor:
         """Factors that clip each record's gradient to norm ``clip``; 0 for a record that is not finite."""
@@ -52,16 +74,61 @@ class LastLayerGradients:
 
     def scores(self, v: Tensor, clip: float) -> Tensor:
         """``u_j = ⟨clip(g_j), v⟩`` for a classes×(1+dim) matrix ``v``; |u_j| ≤ clip·‖v‖."""
-        inner = (self.r * (self.a @ v.T)).sum(dim=1)
+        inner = (self.r * self.products(v)).sum(dim=1)
         return finite_or_zero((self.factors(clip) * inner)[:, None])[:, 0]
 
     def clipped_sum(self, clip: float) -> Tensor:
-        """``Σ_j clip(g_j)``, classes×(1+dim), in float64. One record's part has norm at most ``clip``."""
-        weighted = finite_or_zero(self.r * self.factors(clip)[:, None])
-        total = weighted.new_zeros(weighted.shape[1], self.a.shape[1], dtype=torch.float64)
-        for part, inputs in zip(weighted.split(_BATCH), self.a.split(_BATCH), strict=True):
-            total += part.double().T @ finite_or_zero(inputs).double()  # float32 would lose records in a long sum
-        return total  # rounded only after its noise: rounding a long sum moves it by more than the slack
+        """``Σ_j clip(g_j)``, classes×(1+dim), in float64. One record's part has norm at most ``clip``.
+
+        Rounded only after its noise: rounding a long sum moves it by more than the slack.
+        """
+        return self._weighted_sum(finite_or_zero(self.r * self.factors(clip)[:, None]).double())
+
+    def products(self, v: Tensor) -> Tensor:
+        """Each record's input times the rows of a classes×(1+dim) matrix."""
+        return self.a @ v.T
+
+    def _weighted_sum(self, weights: Tensor) -> Tensor:
+        total = weights.new_zeros(weights.shape[1], self.a.shape[1])
+        for part, inputs in zip(weights.split(_BATCH), self._finite_inputs.split(_BATCH), strict=True):
+            total += part.T @ inputs.double()  # float32 would lose records in a long sum
+        return total
+
+    @cached_property
+    def _finite_inputs(self) -> Tensor:
+        return finite_or_zero(self.a)
+
+
+@dataclass(frozen=True)
+class StoredGradients(LastLayerGradients):
+    """Gradients of a linear head on stored features, which are the last layer's inputs and read where they lie.
+
+    ``a`` is the column of ones.
+    """
+
+    stored: HalfRows
+
+    @property
+    def width(self) -> int:
+        return 1 + self.stored.shape[1]
+
+    def rows(self, index: Tensor) -> LastLayerGradients:
+        return StoredGradients(self.r[index], self.a[index], self.stored.at(index))
+
+    def with_unit_inputs(self) -> LastLayerGradients:
+        dense = finite_or_zero(torch.cat([self.a, self.stored.dense()], dim=1))
+        return LastLayerGradients(self.r, dense).with_unit_inputs()
+
+    @cached_property
+    def _input_norms(self) -> Tensor:
+        _, lengths = self.stored.products(self.r.new_zeros(1, self.stored.shape[1]))
+        return lengths.square().add(1).sqrt()
+
+    def products(self, v: Tensor) -> Tensor:
+        return finite_or_zero(self.stored.products(v[:, 1:])[0] + v[:, 0])
+
+    def _weighted_sum(self, weights: Tensor) -> Tensor:
+        return torch.cat([weights.sum(dim=0)[:, None], self.stored.weighted_sum(weights)], dim=1)
 
 
 @dataclass(frozen=True)
@@ -91,21 +158,56 @@ def last_layer(
     is multiplied by a public random matrix to that many dimensions, which nearly keeps inner products.
     """
     model.eval()  # dropout would make a record's score depend on chance
-    residuals, inputs, logits, labels = [], [], [], []
-    for x, y in sequential_batches(dataset, _BATCH):
-        y = y.to(device)
-        with torch.no_grad():
-            out, embedding = model(x.to(device), last=True, freeze=True)
-        residuals.append(finite_or_zero(logit_gradients(out, y, loss)))
-        embedding = embedding.detach()
-        if projection is not None and projection < embedding.shape[1]:
-            embedding = embedding @ _projection_matrix(embedding.shape[1], projection).to(embedding)
-        ones = out.new_ones(len(out), 1)
-        inputs.append(finite_or_zero(torch.cat([ones, embedding], dim=1) if linear_layer else ones))
-        logits.append(out.detach())
-        labels.append(y)
-    gradients = LastLayerGradients(torch.cat(residuals), torch.cat(inputs))
-    return LastLayer(gradients, torch.cat(logits), torch.cat(labels))
+    if linear_layer and projection is None and hasattr(model, "stored_rows"):
+        stored = stored_rows(dataset)
+        if stored is not None and device == "cpu":
+            return _of_stored(model, loss, dataset, stored)
+    held = len(dataset)  # type: ignore[arg-type]
+    columns: list[Tensor] = []  # each in one piece: small pieces between large ones would break up the memory
+    start = 0
+    for x, y in sequential_batches(dataset, _BATCH) if held else [_made_up(dataset)]:
+        batch = _of_batch(model, loss, x.to(device), y.to(device), linear_layer, projection)
+        columns = columns or [part.new_empty((max(held, 1), *part.shape[1:])) for part in batch]
+        for column, part in zip(columns, batch, strict=True):
+            column[start : start + len(y)] = part
+        start += len(y)
+    r, a, logits, labels = (column[:held] for column in columns)
+    return LastLayer(LastLayerGradients(r, a), logits, labels)
+
+
+def _made_up(dataset: Dataset) -> tuple[Tensor, Tensor]:
+    """One record of zeros, for a process that holds none: many models cannot read an empty batch."""
+    x, y = no_records(dataset)
+    return x.new_zeros(1, *x.shape[1:]), y.new_zeros(1, *y.shape[1:])
+
+
+@torch.no_grad()
+def _of_batch(
+    model: nn.Module, loss: LossPerExample, x: Tensor, y: Tensor, linear_layer: bool, projection: int | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    if not linear_layer:
+        logits = model(x)
+        return finite_or_zero(logit_gradients(logits, y, loss)), logits.new_ones(len(logits), 1), logits, y
+    logits, embedding = model(x, last=True, freeze=True)
+    if projection is not None and projection < embedding.shape[1]:
+        embedding = embedding @ _projection_matrix(embedding.shape[1], projection).to(embedding)
+    inputs = embedding.new_ones(len(embedding), 1 + embedding.shape[1])
+    inputs[:, 1:] = embedding
+    return finite_or_zero(logit_gradients(logits, y, loss)), finite_or_zero(inputs), logits, y
+
+
+@torch.no_grad()
+def _of_stored(model: nn.Module, loss: LossPerExample, dataset: Dataset, stored: HalfRows) -> LastLayer:
+    """One pass over the features for the logits; labels come from the dataset, which knows which are impossible."""
+    layer: nn.Linear = model.linear  # type: ignore[assignment]
+    products, lengths = stored.products(layer.weight)
+    logits = products + layer.bias
+    labels, known = all_labels(dataset)
+    logits[~known] = torch.nan
+    r = finite_or_zero(logit_gradients(logits, labels, loss))
+    gradients = StoredGradients(r, logits.new_ones(len(logits), 1), stored)
+    gradients.__dict__["_input_norms"] = lengths.square().add(1).sqrt()
+    return LastLayer(gradients, logits, labels)
 
 
 @lru_cache(maxsize=4)
@@ -126,8 +228,8 @@ def moved_sum(layer: LastLayer, loss: LossPerExample, clip: float, move: Tensor 
     """``Σ_j clip(g_j)`` at last-layer weights moved by ``−move``: GLISTER's greedy step. One record's part ≤ clip."""
     if move is None:
         return layer.gradients.clipped_sum(clip)
-    logits = layer.logits - layer.gradients.a @ move.to(layer.logits).T
-    return LastLayerGradients(logit_gradients(logits, layer.labels, loss), layer.gradients.a).clipped_sum(clip)
+    logits = layer.logits - layer.gradients.products(move.to(layer.logits))
+    return layer.gradients.with_residuals(logit_gradients(logits, layer.labels, loss)).clipped_sum(clip)
 
 
 def to_norm(v: Tensor, norm: float) -> Tensor:

@@ -101,6 +101,7 @@ class Match(Mechanism):
     suits_whom: ClassVar[str] = "whoever wants the model"
     secret_pool: ClassVar[bool] = True
     default_split: ClassVar[float] = 0.9
+    sharded: ClassVar[bool] = True
     privacy_keys: ClassVar[frozenset[str]] = frozenset({"split", "validation_noise"})
 
     projection: int = 8
@@ -215,12 +216,12 @@ class MatchSelector:
     # -- what is released -----------------------------------------------------------------------------
 
     def _release(self, releases: Releases) -> Tilt:
-        n, n_validation = len(self.training), max(1, len(self.validation))
+        n, n_validation = self._sizes()
         target = self._noisy_sum(releases, _VALIDATION, self.validation) / n_validation
         difference = target - self._noisy_sum(releases, _SUM, self.training) / n
         length = float(difference.norm())
         direction = difference / max(length, 1e-12)
-        bins, labels = self.mechanism.bins, np.zeros(n, dtype=np.int64)
+        bins, labels = self.mechanism.bins, np.zeros(len(self.training), dtype=np.int64)
         (tails,) = releases.tail_counts(_TAILS, self.scores(direction), labels, classes=1, bins=bins)
         explained = self._explained_by_noise(releases, direction.numel())
         kept = max(0.0, 1 - _SHRINKAGE * explained / max(length**2, 1e-24))
@@ -231,13 +232,18 @@ class MatchSelector:
         fill, match = chance_scales(counts, strength * scores, share=1 / self.context.plan.concentration)
         return Tilt(direction, strength, fill, match)
 
+    def _sizes(self) -> tuple[int, int]:
+        """Of D and V, in all processes together: public numbers."""
+        shape = self.context.plan.shape
+        return shape.n, max(1, shape.n_validation)
+
     def _noisy_sum(self, releases: Releases, name: str, gradients: LastLayerGradients) -> Tensor:
         total = gradients.r.double().T @ gradients.a.double()  # float32 would lose whole records in a long sum
         return torch.from_numpy(releases.gaussian(name, total.cpu().numpy())).to(gradients.r)
 
     def _explained_by_noise(self, releases: Releases, dimension: int) -> float:
         """E‖ρ‖² where D and V have one distribution: the releases' noise and, at most, the sampling's."""
-        n, n_validation = len(self.training), max(1, len(self.validation))
+        n, n_validation = self._sizes()
         on_d, on_v = releases.noise_multiplier(_SUM) / n, releases.noise_multiplier(_VALIDATION) / n_validation
         return dimension * (on_d**2 + on_v**2) + 1 / n + 1 / n_validation
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,8 @@ class Pool:
     chances: in [0, 1], of a record that a step has drawn to stay in it; None for 1.
     branch: which of the plan's branches the steps take, where a mechanism has several.
     levels: the branch of each record, where each takes its own for the whole run; None where all take ``branch``.
+    own: set by `Selections`. Of several processes each has a pool of its own records, and ``indices`` are positions
+        among them; any other pool is one of the whole training set, and rank 0's counts.
 
     Formal guarantee: with values in these ranges and distinct indices, a record's part of a step has norm at most C and
     is there with probability at most the charged rate. Anything else is refused here.
@@ -28,6 +31,7 @@ class Pool:
     chances: np.ndarray | None = None
     branch: int = 0
     levels: np.ndarray | None = None
+    own: bool = False
 
     def __post_init__(self) -> None:
         indices = np.asarray(self.indices)
@@ -56,6 +60,23 @@ class Pool:
 
     def __len__(self) -> int:
         return len(self.indices)
+
+    def among(self, places: np.ndarray) -> Pool:
+        """What a process that holds the records at ``places``, in ascending order, has of a pool of the whole set."""
+        slots = np.searchsorted(places, self.indices)
+        here = slots < len(places)
+        here[here] = places[slots[here]] == self.indices[here]
+
+        def kept(values: np.ndarray | None) -> np.ndarray | None:
+            return None if values is None else values[here]
+
+        return Pool(slots[here], kept(self.weights), kept(self.chances), self.branch, kept(self.levels), own=True)
+
+    def as_own(self) -> Pool:
+        """The same pool, whose indices are positions among the records of this process."""
+        pool = copy.copy(self)
+        object.__setattr__(pool, "own", True)
+        return pool
 
     @classmethod
     def everything(cls, n: int) -> Pool:
@@ -89,7 +110,7 @@ def drawn_by_level(pool: Pool, rates: np.ndarray, sigmas: np.ndarray) -> Pool:
     assert pool.levels is not None
     chances = (rates / rates.max())[pool.levels] * (1.0 if pool.chances is None else pool.chances)
     weights = (sigmas.min() / sigmas)[pool.levels] * (1.0 if pool.weights is None else pool.weights)
-    return Pool(pool.indices, weights=weights, chances=chances)
+    return Pool(pool.indices, weights=weights, chances=chances, own=pool.own)
 
 
 def _read_only(values: np.ndarray) -> np.ndarray:

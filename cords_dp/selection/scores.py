@@ -59,6 +59,8 @@ def get_score(name: str) -> Score:
 
 def score_records(score: Score, gradients: LastLayerGradients, v: Tensor) -> Tensor:
     """The scores of all records, in [−1, 1]; a record that is not finite scores 0."""
+    if not len(gradients):
+        return gradients.r.new_zeros(0)
     apply = torch.vmap(score.of_record, in_dims=(0, 0, None))
     parts = [
         apply(gradients.r[start : start + _CHUNK], gradients.a[start : start + _CHUNK], v)
@@ -90,6 +92,7 @@ class ScoredRecords:
 
     def __init__(self, keys: ScoringKeys, context: SelectionContext, weights: Weights):
         self.score, self.context = get_score(keys.score), context
+        self._scored: tuple[Tensor, np.ndarray] | None = None
 
         def seen(records: Records) -> LastLayer:
             layer = records.at(weights, linear_layer=keys.linear_layer, projection=keys.projection)
@@ -104,10 +107,12 @@ class ScoredRecords:
 
     def zeros(self) -> Tensor:
         gradients = self.training.gradients
-        return gradients.r.new_zeros(gradients.r.shape[1], gradients.a.shape[1])
+        return gradients.r.new_zeros(gradients.r.shape[1], gradients.width)
 
     def scores(self, v: Tensor) -> np.ndarray:
-        return score_records(self.score, self.training.gradients, v).double().cpu().numpy()
+        if self._scored is None or self._scored[0] is not v:  # a threshold and its members ask for the same scores
+            self._scored = v, score_records(self.score, self.training.gradients, v).double().cpu().numpy()
+        return self._scored[1].copy()
 
     def direction(self, releases: Releases, name: str, move: Tensor | None = None) -> Tensor:
         """v of norm 1 at weights moved by ``−move``; zeros for a score that does not read V."""

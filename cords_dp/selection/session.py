@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from cords_dp.accounting import Entry, Event, Ledger
+from cords_dp.distributed import World
 from cords_dp.errors import MechanismError
 from cords_dp.mechanisms.releases import Charge, Releases
 from cords_dp.planning.plan import PrivacyPlan
@@ -21,6 +22,9 @@ class Selections:
     """Selects by the plan's mechanism and charges what it draws.
 
     ``generators``: the noise for D and for V. ``folder``: where released values are kept; None keeps nothing.
+
+    Several processes (``world``) select together, each on its own records: every one computes its part of what is
+    released, gets the same released values, and makes of them a pool of its own records.
     """
 
     def __init__(
@@ -30,9 +34,13 @@ class Selections:
         ledger: Ledger,
         generators: Mapping[str, np.random.Generator],
         folder: Path | None = None,
+        world: World = World(),  # noqa: B008 - frozen
     ):
         if context.plan.mechanism is None:
             raise MechanismError("the plan has no mechanism to select by")
+        if world.size > 1 and not context.plan.mechanism.sharded:
+            raise MechanismError(f"{context.plan.mechanism.name!r} cannot select in several processes")
+        self._world, self._own = world, len(context.training)
         self.plan: PrivacyPlan = context.plan
         self.selector = context.plan.mechanism.build(context)
         self._ledger, self._generators = ledger, generators
@@ -46,7 +54,7 @@ class Selections:
         pool follows from what it released. One that was interrupted is made anew, under the charges it had made.
         """
         name = name or str(len(self._ledger.selected) + 1)
-        released = self._archive.find(name)
+        released = self._world.share(self._archive.find(name) if self._world.main else None)
         if released is not None:
             return self.restore(released)
         releases = Releases(
@@ -55,10 +63,19 @@ class Selections:
             generators=self._generators,
             noiseless=self.plan.noiseless,
             secure=self.plan.privacy.secure_noise,
+            world=self._world,
         )
-        pool = checked_pool(self.selector.select(weights, releases), self.plan.shape.n, self.plan.branch_count)
+        pool = self._checked(self.selector.select(weights, releases))
         self._archive.keep(name, self.selector.state())
         self.pool = pool
+        return pool
+
+    def _checked(self, pool: Pool) -> Pool:
+        """A pool of this process's records, in the branch that rank 0 takes: each has computed it from the same
+        released values, but not on the same machine."""
+        pool = checked_pool(pool, self._own, self.plan.branch_count).as_own()
+        chosen = "the branch that released values choose"
+        self._world.refuse_disagreement(pool.branch, chosen, "let them run on equal machines")
         return pool
 
     def state(self) -> dict[str, Any] | None:
@@ -66,7 +83,7 @@ class Selections:
         return None if self.pool is None else self.selector.state()
 
     def restore(self, state: dict[str, Any]) -> Pool:
-        self.pool = checked_pool(self.selector.restore(state), self.plan.shape.n, self.plan.branch_count)
+        self.pool = self._checked(self.selector.restore(state))
         return self.pool
 
 

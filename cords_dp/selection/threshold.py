@@ -68,6 +68,7 @@ class Threshold(Mechanism):
     summary: ClassVar[str] = "little: a few noisy thresholds and sums; for any score (`dss_args.score`)"
     suits_whom: ClassVar[str] = "whoever has a score of their own, and labels to trust"
     secret_pool: ClassVar[bool] = True
+    sharded: ClassVar[bool] = True
     privacy_keys: ClassVar[frozenset[str]] = frozenset({"split", "validation_clip", "validation_noise"})
 
     score: str = "glister"
@@ -197,4 +198,4 @@ class ThresholdSelector:
 
     def _coins(self, share: float) -> np.ndarray:
         """The share of the pool that is drawn without looking at the records."""
-        return np.asarray(self.context.coins.random(self.n) < share * self.k / self.n)
+        return np.asarray(self.context.coins.random(len(self.context.training)) < share * self.k / self.n)

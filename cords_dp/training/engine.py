@@ -1,4 +1,4 @@
-"""One DP-SGD step, through Opacus.
+"""One DP-SGD step, behind Opacus' interfaces.
 
 ``θ ← θ − η · ( Σ_{j∈batch} w_j clip_C(∇ℓ_j) + N(0, σ²C²I) ) / b̄``, with weights
 in [0, 1] and ``b̄`` the *expected* batch size, a public constant.
@@ -9,12 +9,13 @@ Unit: one record, zero-out. Each step is one Poisson-subsampled Gaussian event (
 holds each record independently with probability at most q. A record's part of the sum has L2 norm at most C: weights
 are brought into [0, 1] before they multiply the clipped gradient, and a record whose gradient is not finite contributes
 nothing. Norms are float64. In every mode but ghost the bound is proved for the numbers as they are in memory
-(`clipping.rounding_slack`); for ghost clipping see `ghost`. An empty batch still takes a step and adds noise. Noise is
-float64 from a source that the caller hands over (`noisy_sum`). The event is charged by the caller before the step.
+(`clipping.rounding_slack`; for book-keeping see `pairs`, for ghost clipping `ghost`). An empty batch still takes a step
+and adds noise. Noise is float64 from a source that the caller hands over (`noisy_sum`). The event is charged by the
+caller before the step.
 
 Not proved: the rounding of float32 while the parts of one piece are added up.
 
-Opacus computes per-example gradients in several ways ("modes"); `modes.fastest_mode` chooses one.
+Per-example gradients are computed in several ways ("modes"), Opacus' and ours; `modes.fastest_mode` chooses one.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -35,14 +36,23 @@ from torch.overrides import TorchFunctionMode
 
 from cords_dp.distributed import World, current_world
 from cords_dp.errors import MechanismError, UnsupportedModelError
-from cords_dp.mechanisms.clipping import clip_factors, keep_rows, rounded_down, rounding_slack, row_norms
+from cords_dp.lazy_compiler import compiler_deferred
+from cords_dp.mechanisms.clipping import (
+    clip_factors,
+    finite_or_zero,
+    keep_rows,
+    rounded_down,
+    rounding_slack,
+    row_norms,
+)
 from cords_dp.mechanisms.noise import Noise
 from cords_dp.training.augment import augmented_views
+from cords_dp.training.bookkeeping import recorded
 from cords_dp.training.ghost import TWO_PASSES, GhostModule, refuse_weights_used_twice
 from cords_dp.training.noisy_sum import PerExampleOptimizer, build_optimizer
 
 LossPerExample = Callable[[Tensor, Tensor], Tensor]
-_SUMMED = ("linear", "ghost")  # modes that leave a clipped sum and never hold every example's gradient
+_SUMMED = ("linear", "bookkeeping", "ghost")  # modes that leave a clipped sum
 _HUGE = 1e20  # r · C/‖r‖‖a‖ has to stay far above float32's smallest numbers, where rounding is no longer relative
 
 
@@ -53,13 +63,26 @@ class PlainEngine:
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, criterion: LossPerExample, *, batch_size: int):
         self.model, self.optimizer, self.criterion, self.batch_size = model, optimizer, criterion, batch_size
+        self.world = current_world()
 
     def step(self, x: Tensor, y: Tensor, weights: Tensor) -> None:
         self.optimizer.zero_grad()
         if len(y):
             losses = self.criterion(self.model(x), y) * weights
             (losses.sum() / self.batch_size).backward()
-            self.optimizer.step()
+        if self._add_up(len(y)):
+            with compiler_deferred():
+                self.optimizer.step()
+
+    def _add_up(self, records: int) -> bool:
+        """Let every process have the sum of all gradients. Is there any record in the batch?"""
+        if self.world.size == 1:
+            return records > 0
+        for p in self.model.parameters():
+            if p.requires_grad:
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+                self.world.add_up(p.grad)
+        return bool(self.world.total(np.array([records])).item())
 
 
 @dataclass(frozen=True)
@@ -99,7 +122,7 @@ class PrivateEngine:
         _check_noise(sigma, max_grad_norm, noise)
         self.mode, self.criterion, self.views = mode, criterion, views
         self.piece = max(1, max_physical_batch_size // (views.count if views else 1))
-        if views and mode in _SUMMED:
+        if views and mode in ("linear", "ghost"):
             raise UnsupportedModelError(f"mode {mode} cannot average views before clipping; use another one")
         self.max_grad_norm, self.normalise = max_grad_norm, normalise
         self.model = _prepared(model, mode)
@@ -134,12 +157,15 @@ class PrivateEngine:
             self.optimizer.zero_grad(set_to_none=True)
             if self.mode == "linear":
                 self._linear_gradients(x[piece], y[piece], weights[piece])
+            elif self.mode == "bookkeeping":
+                self._recorded_gradients(x[piece], y[piece], weights[piece])
             elif self.mode == "ghost":
                 self._ghost_gradients(x[piece], y[piece], weights[piece])
             else:
                 self._example_gradients(x[piece], y[piece], weights[piece])
             self.optimizer.signal_skip_step(do_skip=number < len(pieces) - 1)
-            self.optimizer.step()
+            with compiler_deferred():
+                self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
     def _factors(self, norms: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
@@ -165,17 +191,41 @@ class PrivateEngine:
     def _linear_gradients(self, x: Tensor, y: Tensor, weights: Tensor) -> None:
         """Leave the clipped sum in ``p.grad``, in closed form: an example's gradient is r ⊗ [a; 1]."""
         layer: nn.Linear = self.model.linear  # type: ignore[assignment]
-        a = self.model.embed(x)  # type: ignore[operator]
+        rows = self._rows(x)
+        products, lengths = rows.products(layer.weight)
         with torch.enable_grad():
-            logits = layer(a).detach().requires_grad_()
+            logits = (products + layer.bias).detach().requires_grad_()
             (r,) = torch.autograd.grad(self.criterion(logits, y).sum(), logits)
-        lengths = row_norms(a)
         norms = torch.where(lengths < _HUGE, row_norms(r) * lengths.square().add(1).sqrt(), math.inf)
         factors = self._factors(norms, weights, r.dtype)
         if not bool(torch.isfinite(norms).all()):
-            r, a = keep_rows(r, torch.isfinite(norms)), keep_rows(a, torch.isfinite(norms))
+            r = keep_rows(r, torch.isfinite(norms))
         clipped = r * factors[:, None]
-        layer.weight.grad, layer.bias.grad = clipped.T @ a, clipped.sum(dim=0)
+        layer.weight.grad, layer.bias.grad = rows.weighted_sum(clipped), clipped.sum(dim=0)
+
+    def _rows(self, x: Tensor) -> Rows:
+        """What the linear layer reads: stored features where they lie, or the model's embedding."""
+        stored = self.model.stored_rows(x) if hasattr(self.model, "stored_rows") else None  # type: ignore[operator]
+        return _DenseRows(self.model.embed(x)) if stored is None else stored  # type: ignore[operator]
+
+    def _recorded_gradients(self, x: Tensor, y: Tensor, weights: Tensor) -> None:
+        """Leave the clipped sum in ``p.grad``, from what one backward pass wrote down."""
+        parameters, views = self.optimizer.params, self.views.count if self.views else 1
+        if len(y) == 0:
+            for p in parameters:
+                p.grad = torch.zeros_like(p)
+            return
+        if self.views:
+            x, y = self.views.draw(x), y.repeat_interleave(views)
+        parts = recorded(
+            self.model, parameters, lambda model: self.criterion(model(x), y), records=len(weights), views=views
+        )
+        norms = torch.linalg.vector_norm(torch.stack([part.lengths() for part in parts], dim=1), dim=1)
+        factors = self._factors(norms, weights, parameters[0].dtype)
+        finite = torch.isfinite(norms)
+        kept = None if bool(finite.all()) else finite
+        for p, part in zip(parameters, parts, strict=True):
+            p.grad = part.clipped_sum(factors, kept).to(p.dtype).view_as(p)
 
     def _ghost_gradients(self, x: Tensor, y: Tensor, weights: Tensor) -> None:
         """Leave the clipped sum in ``p.grad``: one backward pass for the norms, one for the sum."""
@@ -206,6 +256,30 @@ class PrivateEngine:
             self.model.enable_hooks()
 
 
+class Rows(Protocol):
+    """The inputs of a linear layer."""
+
+    def products(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Each row times the weights, and its length in float64, never understated; not finite if the row is not."""
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """Σ weight · row, a row for each column of weights. Rows that are not finite have weight 0 and count as 0."""
+
+
+@dataclass(frozen=True)
+class _DenseRows:
+    rows: Tensor
+
+    def products(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return self.rows @ weight.T, row_norms(self.rows)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        rows = self.rows
+        if not bool(torch.isfinite(rows.sum())):  # one NaN shows in the sum; 0 · NaN would be NaN
+            rows = finite_or_zero(rows)
+        return weights.T @ rows
+
+
 class _OutOfPlace(TorchFunctionMode):
     """Turns ``out += shortcut`` and ``inplace=True`` inside a model into ordinary operations of the same value.
 
@@ -232,6 +306,8 @@ def _refuse_all_but_linear(model: nn.Module) -> None:
 
 def _prepared(model: nn.Module, mode: str) -> nn.Module:
     """The model with what the mode needs around it."""
+    if mode == "bookkeeping":
+        return model
     if mode == "linear":
         _refuse_all_but_linear(model)
         return model

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 
 from cords_dp.dataloaders import poisson_batches
 from cords_dp.dataloaders.poisson import Batch
+from cords_dp.datasets import places
 from cords_dp.distributed import World
 from cords_dp.errors import MechanismError
 from cords_dp.planning import PrivacyPlan
@@ -49,6 +50,8 @@ class PrivateEpochs:
         self.engine, self.steps, self.coins, self.world = engine, steps, coins, world
         self.selection_seconds = 0.0
         self._first_levels: Pool | None = None
+        self._drawn: Pool | None = None  # of the whole set, as the strategy has handed it over last
+        self._part: Pool | None = None  # what this process holds of rank 0's
 
     def train(self, epoch: int, after_step: Callable[[], None]) -> dict[str, float]:
         model, average = self.progress.model, self.progress.average
@@ -66,22 +69,36 @@ class PrivateEpochs:
         plan, planned = self.plan, self.plan.shape.epochs[epoch - 1]
         if not planned.steps:
             return
-        pool = Pool.everything(plan.shape.n) if planned.pool == "all" else self._pool(epoch)
+        pool = Pool.everything(len(self.trainset)).as_own() if planned.pool == "all" else self._pool(epoch)  # type: ignore[arg-type]
         rate = planned.rate
         if plan.branches and planned.branched:
             pool, rate = self._enter_branch(pool) if pool.levels is None else self._enter_levels(pool)
         if not plan.noiseless:
             self.steps.begin(plan, planned)
-        yield from poisson_batches(
-            self.trainset, pool, rate=rate, steps=planned.steps, rng=self.coins, world=self.world
-        )
+        yield from poisson_batches(self.trainset, pool, rate=rate, steps=planned.steps, rng=self.coins)
 
     def _pool(self, epoch: int) -> Pool:
-        """What the strategy hands over for this epoch: rank 0's, checked."""
+        """What the strategy hands over for this epoch, checked: the pool of this process's records.
+
+        All processes select together. A pool that no selection has made was drawn without looking at records: it is one
+        of the whole set, and rank 0's counts.
+        """
         start = time.perf_counter()
-        pool = self.world.share(self.progress.source.pool(epoch) if self.world.main else None)
+        pool = self.progress.source.pool(epoch)
         self.selection_seconds += time.perf_counter() - start
-        return checked_pool(pool, self.plan.shape.n, self.plan.branch_count)
+        if isinstance(pool, Pool) and pool.own:
+            return checked_pool(pool, len(self.trainset), self.plan.branch_count)  # type: ignore[arg-type]
+        return self._of_whole_set(checked_pool(pool, self.plan.shape.n, self.plan.branch_count))
+
+    def _of_whole_set(self, pool: Pool) -> Pool:
+        where = places(self.trainset)
+        if where is None:
+            return pool
+        news = self.world.share(None if pool is self._drawn else pool)  # most strategies keep theirs for the whole run
+        if news is not None:
+            self._drawn, self._part = pool, news.among(where)
+        assert self._part is not None
+        return self._part
 
     def _enter_branch(self, pool: Pool) -> tuple[Pool, float]:
         """The rate of the branch that a release has chosen; noise and learning rate follow, once for the run."""

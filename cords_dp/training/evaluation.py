@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from cords_dp.distributed import World
 from cords_dp.files import write_durably
 
 LABELS = {
@@ -36,8 +38,9 @@ def evaluate(
     device: str,
     *,
     is_regression: bool = False,
+    world: World = World(),  # noqa: B008 - frozen
 ) -> tuple[float, float]:
-    """(mean loss, accuracy) over (x, y) batches; ``criterion`` has reduction="none"."""
+    """(mean loss, accuracy) over (x, y) batches, of all processes together; ``criterion`` has reduction="none"."""
     model.eval()
     loss, correct, total = 0.0, 0, 0
     for x, y in batches:
@@ -47,7 +50,8 @@ def evaluate(
         if not is_regression:
             correct += int((outputs.argmax(dim=1) == y).sum())
         total += len(y)
-    return loss / max(total, 1), correct / max(total, 1)
+    loss, right, seen = world.total(np.array([loss, correct, total])).tolist()
+    return loss / max(seen, 1), right / max(seen, 1)
 
 
 @dataclass

@@ -12,7 +12,7 @@ Formal guarantee: none that is proved. The two passes round differently, and `TW
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from opacus.grad_sample import GradSampleModuleFastGradientClipping
@@ -83,7 +83,11 @@ def refuse_weights_used_twice(losses: Tensor, parameters: Iterable[nn.Parameter]
 
 def _uses(losses: Tensor) -> Counter[int]:
     """How many edges of the autograd graph lead to each leaf."""
-    uses: Counter[int] = Counter()
+    return Counter(map(id, leaves_of(losses)))
+
+
+def leaves_of(losses: Tensor) -> Iterator[Tensor]:
+    """Leaves of the autograd graph that take a gradient, once for each edge that leads to them."""
     seen = {losses.grad_fn}
     waiting = [losses.grad_fn]
     while waiting:
@@ -92,8 +96,7 @@ def _uses(losses: Tensor) -> Counter[int]:
             if following is None:
                 continue
             if (leaf := getattr(following, "variable", None)) is not None:
-                uses[id(leaf)] += 1
+                yield leaf
             elif following not in seen:
                 seen.add(following)
                 waiting.append(following)
-    return uses

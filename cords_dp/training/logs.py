@@ -7,6 +7,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 
 from cords_dp.planning import PrivacyPlan
 from cords_dp.training.evaluation import History
@@ -60,12 +61,33 @@ def log_results(logger: logging.Logger, kind: str, history: History, shown: Sequ
     logger.info("Total time taken by %s = %.4f ", kind, seconds)
 
 
+_console: ContextVar[bool] = ContextVar("console", default=True)
+
+
+@contextlib.contextmanager
+def console(shown: bool) -> Iterator[None]:
+    """Do log lines also go to the screen? Otherwise only warnings do, on stderr. Files hold every line."""
+    token = _console.set(shown)
+    try:
+        yield
+    finally:
+        _console.reset(token)
+
+
+def _on_screen(handler: logging.Handler) -> logging.Handler:
+    if not _console.get() and not isinstance(handler, logging.FileHandler):
+        handler.setLevel(logging.WARNING)
+        if isinstance(handler, logging.StreamHandler):
+            handler.setStream(sys.stderr)  # stdout belongs to the result
+    return handler
+
+
 def console_logger() -> logging.Logger:
     """What a trainer says before its log file is open."""
     logger = logging.Logger("cords_dp", level=logging.INFO)
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("[%(asctime)s] %(name)s %(levelname)s: %(message)s", "%m/%d %H:%M:%S"))
-    logger.addHandler(handler)
+    logger.addHandler(_on_screen(handler))
     return logger
 
 
@@ -74,7 +96,7 @@ def own_logger(shared: logging.Logger) -> logging.Logger:
     own = logging.Logger("cords_dp", level=shared.level)
     for handler in shared.handlers[-2:]:
         shared.removeHandler(handler)
-        own.addHandler(handler)
+        own.addHandler(_on_screen(handler))
     return own
 
 

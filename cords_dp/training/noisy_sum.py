@@ -14,7 +14,6 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -36,8 +35,8 @@ class _NoisySum(DPOptimizer):
             total: Tensor = p.summed_grad
             if self.noise is not None and self.world.main:
                 total = self._noise_like(p).add_(total)
-            if self.world.size > 1:
-                dist.all_reduce(total)
+            total = total.double()
+            self.world.add_up(total)
             p.grad = total.div_(self.expected_batch_size).to(p.dtype).view_as(p)
 
     def _noise_like(self, p: nn.Parameter) -> Tensor:
@@ -49,8 +48,10 @@ class _NoisySum(DPOptimizer):
         return torch.from_numpy(z).to(p.device).mul_(self.noise_multiplier * self.max_grad_norm)
 
     def _accumulate(self, p: nn.Parameter, total: Tensor) -> None:
-        total = total.double()
-        p.summed_grad = total if p.summed_grad is None else p.summed_grad + total  # type: ignore[attr-defined]
+        """Add a piece's sum, in float64. The first is kept as it is: float64 has every number of a shorter type."""
+        if p.summed_grad is not None:  # type: ignore[attr-defined]
+            total = p.summed_grad.double().add_(total)  # type: ignore[attr-defined]
+        p.summed_grad = total  # type: ignore[attr-defined]
 
 
 class ClippedSumOptimizer(_NoisySum, DPOptimizerFastGradientClipping):

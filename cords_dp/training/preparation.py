@@ -18,6 +18,8 @@ from torch.utils.data import Dataset
 
 from cords_dp.accounting import TRAINING_DATA, Ledger
 from cords_dp.datasets import Source, Splits
+from cords_dp.datasets.shards import Part, Picks
+from cords_dp.distributed import World
 from cords_dp.errors import MechanismError
 from cords_dp.mechanisms.releases import Releases
 from cords_dp.planning import PrivacyPlan
@@ -27,14 +29,19 @@ from cords_dp.selection.session import charging
 
 
 def released_fit(
-    source: Source, data: Splits, plan: PrivacyPlan, ledger: Ledger, generator: np.random.Generator
+    source: Source,
+    data: Splits,
+    plan: PrivacyPlan,
+    ledger: Ledger,
+    generator: np.random.Generator,
+    world: World = World(),  # noqa: B008 - frozen
 ) -> dict[str, Any]:
-    """What the source makes of the released sum: public values, fit for JSON."""
+    """What the source makes of the released sum: public values, fit for JSON. Several processes add up their parts."""
     preparation = plan.preparation
     if preparation is None:
         raise MechanismError("the plan pays for no release before training")
     archive = SelectionArchive(ledger, None if ledger.path is None else ledger.path.parent)
-    found = archive.find(PREPARATION)
+    found = world.share(archive.find(PREPARATION) if world.main else None)
     if found is None:
         releases = Releases(
             plan.preparation_releases(),
@@ -42,12 +49,13 @@ def released_fit(
             generators={TRAINING_DATA: generator},
             noiseless=plan.noiseless,
             secure=plan.privacy.secure_noise,
+            world=world,
         )
         released = releases.gaussian(preparation.name, source.sums(_innermost(data.train)))
         found = {"released": torch.from_numpy(released)}
         archive.keep(PREPARATION, found)
     deviation = (plan.preparation_noise or 0.0) * preparation.sensitivity
-    return source.fitted(found["released"].numpy(), deviation)
+    return world.share(source.fitted(found["released"].numpy(), deviation))
 
 
 def prepared_splits(source: Source, data: Splits, fit: Mapping[str, Any]) -> Splits:
@@ -69,4 +77,10 @@ def _inside(dataset: Any, change: Callable[[Dataset], Dataset]) -> Any:
 
 
 def _innermost(dataset: Any) -> Any:
+    """What the source has handed out, or this process's part of it: a sum over more would count records twice."""
+    if isinstance(dataset, Part) and isinstance(dataset.source, Picks):
+        raise MechanismError(
+            "the source hands out sets that cannot be cut into parts, so its sums would be over all records in every "
+            "process; let the sets be RowsOfStore, or train in one process"
+        )
     return _innermost(dataset.source) if hasattr(dataset, "source") else dataset

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, Ledger
 from cords_dp.config import thawed_copy
 from cords_dp.datasets import Splits
+from cords_dp.distributed import current_world
 from cords_dp.planning import PrivacyPlan
 from cords_dp.registry import StrategyContext
 from cords_dp.seeding import Streams
@@ -64,7 +65,7 @@ def build_source(
         collate = run.config["dataloader"].get("collate_fn") or None
         return DataLoader(dataset, batch_size=run.batch_size, shuffle=False, collate_fn=collate)
 
-    coins = streams.numpy("coins")
+    coins = streams.numpy("coins", rank=current_world().rank)  # each process tosses for its own records
     context = StrategyContext(
         config=run.config,
         dss_args=dss_args,
@@ -127,4 +128,4 @@ def _selections(
     )
     generators = {TRAINING_DATA: streams.numpy("selection"), VALIDATION_DATA: streams.numpy("validation")}
     folder = None if ledger.path is None else ledger.path.parent
-    return Selections(context, ledger=ledger, generators=generators, folder=folder)
+    return Selections(context, ledger=ledger, generators=generators, folder=folder, world=current_world())

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from cords_dp.config.settings import AUTO, GRADIENT_MODES
-from cords_dp.datasets import Splits
+from cords_dp.datasets import Splits, no_records
 from cords_dp.distributed import current_world
 from cords_dp.errors import ConfigError
 from cords_dp.mechanisms.noise import Noise
@@ -57,21 +57,21 @@ def _gradient_mode(
     """The configured mode if it is right for this model, or the fastest one that is."""
     wanted = plan.privacy.grad_sample_mode
     modes = [mode for mode in GRADIENT_MODES if wanted in (AUTO, mode)]
-    if views is not None:  # these two never hold single gradients, so views cannot be averaged
+    if views is not None:  # these two cannot average views before they clip
         modes = [mode for mode in modes if mode not in ("linear", "ghost")]
     return current_world().share(fastest_mode(model, *_made_up_batch(run, data), criterion, modes))
 
 
 def _made_up_batch(run: Run, data: Splits) -> tuple[Tensor, Tensor]:
     """Random numbers in the shape of a record: choosing a mode must not read records."""
-    record, target = data.train[0]
+    records, targets = no_records(data.train)
     generator = torch.Generator().manual_seed(0)
-    if record.is_floating_point():
-        x = torch.randn(4, *record.shape, generator=generator)
+    if records.is_floating_point():
+        x = torch.randn(4, *records.shape[1:], generator=generator).to(records.dtype)
     else:  # the first two words: every vocabulary has them
-        x = torch.randint(0, 2, (4, *record.shape), generator=generator)
+        x = torch.randint(0, 2, (4, *records.shape[1:]), generator=generator)
     if run.regression:
-        return x.to(run.device), torch.randn(4, *target.shape, generator=generator).to(run.device)
+        return x.to(run.device), torch.randn(4, *targets.shape[1:], generator=generator).to(run.device)
     return x.to(run.device), torch.arange(4, device=run.device) % data.num_classes
 
 
@@ -79,7 +79,7 @@ def _views(run: Run, plan: PrivacyPlan, data: Splits, model: nn.Module, streams:
     count = plan.privacy.augmentations
     if count == 1:
         return None
-    if data.train[0][0].dim() != 3 or hasattr(model, "input_transform"):
+    if no_records(data.train)[0].dim() != 4 or hasattr(model, "input_transform"):
         raise ConfigError(
             "privacy.augmentations", count, "only models that read images themselves can be shown other views"
         )

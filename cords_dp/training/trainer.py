@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 import torch
 from dotmap import DotMap
-from opacus.distributed import DifferentiallyPrivateDistributedDataParallel as DPDDP
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
@@ -33,9 +32,11 @@ from cords_dp.accounting import Account, Ledger, Reservation
 from cords_dp.config import config_digest, load_config, thawed_copy
 from cords_dp.datasets import (
     PixelConstants,
+    Share,
     Splits,
     build_dataset,
     checked_splits,
+    cut_splits,
     data_binding,
     find_source,
     is_text,
@@ -44,6 +45,8 @@ from cords_dp.datasets import (
     public_facts,
     public_length,
     sequential_batches,
+    threads_for,
+    whole_size,
     with_features,
 )
 from cords_dp.distributed import current_world
@@ -51,6 +54,7 @@ from cords_dp.errors import BudgetExceededError, ConfigError, MechanismError
 from cords_dp.mechanisms.noise import noise_source
 from cords_dp.models import build_model, check_input, check_outputs, make_private_ready
 from cords_dp.planning import Cost, PrivacyPlan
+from cords_dp.planning.mechanism import registered_mechanisms
 from cords_dp.seeding import Streams, seed_global_generators
 from cords_dp.training.averaging import WeightAverage
 from cords_dp.training.checkpoint import (
@@ -76,11 +80,11 @@ from cords_dp.training.logs import (
 from cords_dp.training.losses import RecordMSELoss
 from cords_dp.training.optim import build_optimizer, build_scheduler, planned_learning_rate
 from cords_dp.training.preparation import prepared_splits, released_fit
+from cords_dp.training.row_loggers import row_logger
 from cords_dp.training.run import Run, resolve
 from cords_dp.training.source import build_source
 from cords_dp.training.stepping import build_engine
 from cords_dp.training.steps import ChargedSteps
-from cords_dp.training.weights_and_biases import wandb_logger
 
 _EVALUATION_BATCH = 1024
 _DATA_ARGUMENTS = ("trainset", "validset", "testset", "num_cls")
@@ -99,6 +103,7 @@ class TrainClassifier(toolkit.TrainClassifier):
     run: Run
     progress: Progress
     record: Tensor  # zeros in the shape and type of a record, which are public
+    _binding: str  # which data the ledger is for; rank 0's
     _total_steps: int
     _built: bool
 
@@ -178,19 +183,20 @@ class TrainClassifier(toolkit.TrainClassifier):
     def _begin(self, data: Splits | None) -> Splits:
         """Resolve the config, plan and build the model; only then open the log and read the data."""
         run = self.run = resolve(self.cfg, own_data=data is not None)
-        self._wandb = wandb_logger(run.config["train_args"], main=self.world.main)
+        self._rows = row_logger(run.config["train_args"], main=self.world.main)
         facts = public_facts(run.config) if data is None else None
+        share = self._share()
         if facts is not None:
             self._constants = facts.constants
             self.model = self._fitting_model(facts.num_classes, torch.zeros(facts.shape, dtype=facts.dtype))
         sizes = known_sizes(run.config) if data is None else None
         if sizes is None:  # public, but they have to be counted
             own = data is not None or find_source(run.config["dataset"].get("name")) is not None
-            data = self._readable(data or build_dataset(run.config, Streams(run.seed).numpy("data")), own=own)
-            sizes = len(data.train), len(data.validation)  # type: ignore[arg-type]
+            data = self._readable(data or build_dataset(run.config, Streams(run.seed).numpy("data"), share), own=own)
+            sizes = whole_size(data.train), whole_size(data.validation)
         self.plan = run.plan(*sizes)
-        if self.plan is None and self.world.size > 1:
-            raise ConfigError("dss_args.type", run.strategy.name, "only private strategies train in several processes")
+        if self.world.size > 1:
+            self._refuse_what_needs_all_records()
         if self.model is None:
             assert data is not None
             self.model = self._fitting_model(data.num_classes, data.train[0][0])
@@ -198,7 +204,40 @@ class TrainClassifier(toolkit.TrainClassifier):
         self._open_log()
         self._saved = checkpoint_path(run.config, self.logger) if self.world.main else None
         self._reserve()
-        return data or build_dataset(run.config, Streams(run.seed).numpy("data"))
+        data = data or build_dataset(run.config, Streams(run.seed).numpy("data"), share)
+        self._binding = data_binding(self.run.config, self.run.seed, data, built=self._built)
+        part = cut_splits(data, share)
+        if self.plan is not None and self.world.size > 1:
+            self._refuse_other_parts(share, part, self.plan)
+        return part
+
+    def _refuse_other_parts(self, share: Share, part: Splits, plan: PrivacyPlan) -> None:
+        """Processes that were given other configs or other files could hold one record twice. All of this is public."""
+        facts = [self._binding, plan.fingerprint, config_digest(self.run.config), share.weights]
+        self.world.refuse_disagreement(facts, "config or data", "give all of them the same files")
+        sizes = [len(part.train), len(part.validation)]  # type: ignore[arg-type]
+        if self.world.total(np.array(sizes)).tolist() != [plan.shape.n, plan.shape.n_validation]:
+            raise MechanismError("the parts of the processes do not add up to the records that were planned for")
+
+    def _share(self) -> Share:
+        """What this process holds of the records."""
+        if self.world.size == 1:
+            return Share()
+        return Share(self.world.rank, self.world.size, tuple(self.run.config["train_args"].get("shares") or ()))
+
+    def _refuse_what_needs_all_records(self) -> None:
+        """Every process holds its own records only, so it can select by what is a sum over records."""
+        name, mechanism = self.run.strategy.name, self.run.mechanism
+        if self.plan is None:
+            raise ConfigError("dss_args.type", name, "only private strategies train in several processes")
+        if mechanism is not None and not mechanism.sharded:
+            others = ", ".join(repr(m.name) for m in registered_mechanisms() if m.sharded)
+            raise ConfigError(
+                "dss_args.mechanism",
+                mechanism.name,
+                "compares all records with each other, and of several processes each holds its own only; train in one "
+                f"process, or use one of {others}",
+            )
 
     def _fitting_model(self, num_classes: int, record: Tensor) -> nn.Module:
         """The configured model, refused where it cannot read such records."""
@@ -264,12 +303,11 @@ class TrainClassifier(toolkit.TrainClassifier):
         assert self.model is not None
         model, (_, criterion) = self.model, self.loss_function()
         saved = self._saved
-        self.ledger = self._shared_ledger(saved, data)
+        self.ledger = self._shared_ledger(saved)
         streams = self._streams()
         if plan is not None or run.seed is not None:
             seed_global_generators(streams, self.world.rank)
-        if self.world.size > 1:
-            DPDDP(model)  # sends rank 0's weights to the others
+        self.world.copy_from_main(model.state_dict().values())
         data = self.data = self._with_features(self._prepared(data, streams), model)
         self._total_steps = plan.shape.steps if plan else 0
         optimizer, scheduler = self.optimizer_with_scheduler(model)
@@ -284,7 +322,7 @@ class TrainClassifier(toolkit.TrainClassifier):
         if isinstance(engine, PrivateEngine):
             self.logger.info("Per-example gradients by Opacus, mode %s.", engine.mode)
         if plan is not None:
-            coins = streams.numpy("batches")
+            coins = streams.numpy("batches", rank=self.world.rank)  # each process tosses for its own records
             self._epochs = PrivateEpochs(run, plan, data.train, self.progress, engine, steps, coins, self.world)
         else:
             self._epochs = CordsEpochs(run, source, engine)
@@ -292,7 +330,7 @@ class TrainClassifier(toolkit.TrainClassifier):
         self._print_args = allowed_metrics(wanted, plan, self.logger)
         log_plan(run, plan, self.logger)
         refused, trained = None, start_epoch
-        with self._progress_bar() as bar:
+        with self._progress_bar() as bar, threads_for(data.train):
             for epoch in range(start_epoch + 1, run.epochs + 1):
                 try:
                     subset_metrics = self._train_epoch(epoch, partial(self._after_step, bar))
@@ -300,8 +338,7 @@ class TrainClassifier(toolkit.TrainClassifier):
                     refused = error
                     continue
                 trained = epoch
-                if saved is not None:
-                    self._after_epoch(epoch, subset_metrics, criterion, saved)
+                self._after_epoch(epoch, subset_metrics, criterion)
         if refused is not None:
             self._ended_early(refused, trained, criterion)
         self.model = self._released()
@@ -311,15 +348,18 @@ class TrainClassifier(toolkit.TrainClassifier):
         if trained == 0:  # there is no model to keep
             raise refused
         self.logger.warning("Epochs that were spent before an interruption are missing: %s", refused)
-        if self.world.main and self.history.last("epoch", 0) < trained:
+        if self.world.share(self.history.last("epoch", 0) < trained):
             self._evaluate_epoch(trained, criterion, {})
 
-    def _after_epoch(self, epoch: int, subset_metrics: dict[str, float], criterion: nn.Module, saved: Path) -> None:
+    def _after_epoch(self, epoch: int, subset_metrics: dict[str, float], criterion: nn.Module) -> None:
+        """All processes measure together, rank 0 writes."""
         config = self.run.config
         if epoch % config["train_args"]["print_every"] == 0 or epoch == self.run.epochs:
             self._evaluate_epoch(epoch, criterion, subset_metrics)
+        if self._saved is None:
+            return
         if config["ckpt"].get("is_save") and epoch % (config["ckpt"].get("save_every") or 1) == 0:
-            self._save(saved, epoch)
+            self._save(self._saved, epoch)
         if self.output_dir is not None and self.history.rows:
             self.history.to_csv(self.output_dir / "metrics.csv")  # after the checkpoint: a row that is there is kept
 
@@ -358,15 +398,12 @@ class TrainClassifier(toolkit.TrainClassifier):
         return self.progress.model if self.progress.average is None else self.progress.average.model
 
     def _prepared(self, data: Splits, streams: Streams) -> Splits:
-        """The sets as values that are fitted on D want them; they are released once a run, by rank 0."""
+        """The sets as values that are fitted on D want them; they are released once a run."""
         source = find_source(self.run.config["dataset"].get("name"))
         if self.plan is None or self.plan.preparation is None or source is None:
             return data
-        fit = None
-        if self.world.main:
-            fit = released_fit(source, data, self.plan, self.ledger, streams.numpy("preparation"))
-        self._fit = self.world.share(fit)
-        assert self._fit is not None
+        generator = streams.numpy("preparation")
+        self._fit = released_fit(source, data, self.plan, self.ledger, generator, self.world)
         return prepared_splits(source, data, self._fit)
 
     def card(self) -> dict[str, Any] | None:
@@ -387,7 +424,8 @@ class TrainClassifier(toolkit.TrainClassifier):
 
         def features(part: Dataset) -> Dataset:
             cache = folder if kept else None
-            return with_features(part, transform, cache, progress=self.show_progress, device=self.run.device)
+            half, shown = getattr(model, "reads_half", False), self.show_progress and self.world.main
+            return with_features(part, transform, cache, progress=shown, device=self.run.device, half=half)
 
         return Splits(features(data.train), features(data.validation), features(data.test), data.num_classes)
 
@@ -419,17 +457,22 @@ class TrainClassifier(toolkit.TrainClassifier):
         row: dict[str, Any] = {"epoch": epoch, "time": self.shown_seconds(self.train_seconds + self.selection_seconds)}
         for prefix, dataset in (("trn", data.train), ("val", data.validation), ("tst", data.test)):
             if f"{prefix}_loss" in self._print_args or f"{prefix}_acc" in self._print_args:
+                batches = self._evaluation_batches(dataset)
                 row[f"{prefix}_loss"], row[f"{prefix}_acc"] = evaluate(
-                    model, self._evaluation_batches(dataset), criterion, self.run.device, is_regression=is_reg
+                    model, batches, criterion, self.run.device, is_regression=is_reg, world=self.world
                 )
+        if not self.world.main:
+            return
         row.update({key: value for key, value in subset_metrics.items() if key in self._print_args})
         if self.plan is not None:
-            cost = self.spent()
-            row["epsilon"] = cost.epsilon
+            cost = self.plan.spent(self.ledger, quick=epoch < self.run.epochs)  # the last row is the statement's
+            row["epsilon"], row["epsilon_D"] = cost.epsilon, cost.training_data.epsilon
+            if cost.validation_data is not None:
+                row["epsilon_V"] = cost.validation_data.epsilon
             row.update({f"epsilon_{phase.replace(' ', '_')}": bound.epsilon for phase, bound in cost.phases.items()})
         self.history.rows.append(row)
         self.logger.info(self.history.line(self._print_args, best=toolkit.IS_CHECKOUT))
-        self._wandb.log(row)
+        self._rows.log(row)
         if self.run.config.get("report_tune"):
             from ray import tune
 
@@ -456,13 +499,12 @@ class TrainClassifier(toolkit.TrainClassifier):
 
     # -- checkpoints and ledger -----------------------------------------------------------------------
 
-    def _shared_ledger(self, saved: Path | None, data: Splits) -> Ledger:
+    def _shared_ledger(self, saved: Path | None) -> Ledger:
         """Rank 0's ledger; the other ranks keep a copy in memory, which refuses the same charges."""
         ledger: Ledger | None = None
         if saved is not None:
-            binding = data_binding(self.run.config, self.run.seed, data, built=self._built)
             name = self._name if self.plan is not None else ""
-            ledger = open_ledger(self.plan, saved, resume=self._resumes, binding=binding, name=name)
+            ledger = open_ledger(self.plan, saved, resume=self._resumes, binding=self._binding, name=name)
         ledger = self.world.share(ledger)
         assert ledger is not None
         if not self.world.main:

@@ -1,4 +1,4 @@
-"""Sweeps: grids, resuming, failures, dead workers and drivers, Ray; and runs on several processes."""
+"""Sweeps: grids, resuming, failures, dead workers and drivers, Ray."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_rows_carry_hash_seed_and_versions(make_config, tmp_path):
     assert 0 < row["accuracy"] <= 1
     assert row["epsilon"] <= 3.0
     kept = {p.name for p in (tmp_path / "runs" / jobs[0].id).iterdir()}
-    assert kept == {"result.json", "config.yaml", "metrics.csv", "privacy.json", "privacy.md"}
+    assert kept == {"result.json", "config.yaml", "metrics.csv", "privacy.json", "privacy.md", "about.json"}
 
 
 # --- workers -------------------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ def test_exit_status_says_that_a_run_failed(make_config, tmp_path, monkeypatch, 
 
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(to_plain(tiny(make_config))))
-    monkeypatch.setattr("cords_dp.cli._backend", lambda args: Pretend(failing=[1]))
+    monkeypatch.setattr("cords_dp.cli.arguments.backend", lambda args: Pretend(failing=[1]))
     assert main(["sweep", "--config", str(config), "--seeds", "2", "--out", str(tmp_path / "out")]) == 1
     printed = capsys.readouterr()
     assert "FAILED seed=1: ValueError: no" in printed.err
@@ -232,57 +232,3 @@ def test_a_real_ray_cluster_runs_the_same_jobs(make_config, tmp_path):
     result = run_jobs(jobs, tmp_path, RayTasks(None))
     assert sorted(result.frame["seed"]) == [0, 1]
     assert "NoSuchNet" in result.failures["seed=bad"]
-
-
-# --- one run on several processes ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("strategy", ["glister_dp", pytest.param("full_dp", marks=pytest.mark.slow)])
-def test_two_processes_train_as_one(strategy, tmp_path):
-    """Same seed: the same masks and noise, so the same ε and, up to rounding, the same model."""
-    import torch
-
-    results, models = {}, {}
-    for processes in (1, 2):
-        out = tmp_path / str(processes)
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-        command += ["run_experiment.py", "--config", f"configs/{strategy}_synthetic.py", "--out", str(out), "--quiet"]
-        overrides = ["train_args.num_epochs=4", "privacy.accountant=rdp", "dss_args.select_every=2"]
-        overrides += ["privacy.reproducible_noise=true"]
-        for override in overrides:
-            command += ["--set", override]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        command += ["--seed", "5"]
-        run = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False, env=environment)
-        assert run.returncode == 0, run.stderr[-3000:]
-        assert run.stdout.count("test accuracy") == 1  # rank 0 alone speaks
-        results[processes] = json.loads((out / "result.json").read_text())
-        models[processes] = torch.load(out / "model.pt")
-    assert results[1]["epsilon"] == results[2]["epsilon"] <= 3.0
-    assert results[1]["accuracy"] == pytest.approx(results[2]["accuracy"], abs=0.02)
-    for name, weight in models[1].items():  # noise of both ranks, or masks of their own, would show here
-        torch.testing.assert_close(models[2][name], weight, rtol=1e-3, atol=1e-4)
-
-
-def test_ranks_share_out_one_mask():
-    """The parts of a step are disjoint and together are the batch of one process."""
-    import numpy as np
-    import torch
-
-    from cords_dp.dataloaders import poisson_batches
-    from cords_dp.datasets import ArrayDataset
-    from cords_dp.distributed import World
-    from cords_dp.selection import Pool
-
-    data = ArrayDataset(np.arange(300, dtype=np.float32)[:, None], np.zeros(300, dtype=int))
-
-    def batches(world):
-        pool, rng = Pool.everything(300), np.random.default_rng(0)
-        return list(poisson_batches(data, pool, rate=0.1, steps=20, rng=rng, world=world))
-
-    parts = [batches(World(rank, 3)) for rank in range(3)]
-    for step, (x, _, _) in enumerate(batches(World())):
-        together = torch.cat([part[step][0] for part in parts])
-        assert torch.equal(together.sort(dim=0).values, x.sort(dim=0).values)
-    # the mutant: a mask of one's own from the same seed on every rank repeats records
-    assert not torch.equal(parts[0][0][0], parts[1][0][0])

@@ -344,7 +344,7 @@ def write(cfg, path):
 
 
 def test_the_command_prints_the_best_settings(make_config, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("cords_dp.cli._backend", lambda args: Pretend())
+    monkeypatch.setattr("cords_dp.cli.arguments.backend", lambda args: Pretend())
     config = write(tiny(make_config), tmp_path / "c.yaml")
     command = ["tune", "--config", config, "--search", LR, "--trials", "3", "--out", str(tmp_path / "t")]
     assert main(command) == 0

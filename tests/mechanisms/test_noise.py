@@ -219,6 +219,7 @@ PUBLIC = {
     "seeding.py": {  # the public streams, the views' generator and the global ones
         "np.random.PCG64DXSM", "torch.Generator(", "torch.manual_seed(", "np.random.seed", "random.seed(",
     },
+    "report/budget_grid.py": {"np.random.default_rng"},  # places at which a public grid is checked
     "selection/last_layer.py": {"torch.Generator(", "torch.randn("},  # a public projection, the same for everyone
     "training/stepping.py": {"torch.Generator(", "torch.randn(", "torch.randint("},  # made-up inputs: choice of a mode
 }  # fmt: skip

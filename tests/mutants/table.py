@@ -29,6 +29,7 @@ def _mutant(name: str, bug: str, file: str, *patches_and_tests: tuple[str, str] 
 
 
 ENGINE, MODES = "training/test_engine.py::", "training/test_modes.py::"
+BOOK = "training/test_bookkeeping.py::"
 PADDING, LOSSES, WANDB = (
     "datasets/test_padding.py::",
     "training/test_losses.py::",
@@ -43,6 +44,7 @@ GLISTER, PICKS = "selection/test_exponential.py::", "mechanisms/test_exponential
 REPEAT, TUNING = "accounting/test_repeat.py::", "planning/test_tuning.py::"
 TUNE, LOOP = "experiments/test_tune.py::", "training/test_loop.py::"
 TABLE, SCALING = "datasets/test_table.py::", "datasets/test_table_scaling.py::"
+LAW, SHARDS = "distributed/test_law.py::", "distributed/test_shards.py::"
 NOISE, QUANTILE, POISSON = (
     "mechanisms/test_noise.py::",
     "mechanisms/test_quantile.py::",
@@ -64,7 +66,7 @@ _NOISE = [
     ),
     _mutant(
         "sum-in-float32", "the clipped sum is rounded to float32 before its noise", "training/noisy_sum.py",
-        ("        total = total.double()\n", "        total = total.float()\n"),
+        ("total = p.summed_grad.double().add_(total)", "total = p.summed_grad.float().add_(total)"),
         KILLERS + "test_the_sum_of_a_step_is_exact_to_float64",
     ),
     _mutant(
@@ -227,7 +229,7 @@ _CLIPPING = [
     ),
     _mutant(
         "exact-loss-sent", "an exact metric of private records goes to Weights & Biases", "training/trainer.py",
-        ("        self._wandb.log(row)\n", "        self._wandb.log({**row, \"trn_loss\": 0.0})\n"),
+        ("        self._rows.log(row)\n", "        self._rows.log({**row, \"trn_loss\": 0.0})\n"),
         WANDB + "test_it_is_sent_what_the_table_of_metrics_holds",
     ),
     _mutant(
@@ -255,12 +257,92 @@ _CLIPPING = [
     ),
 ]  # fmt: skip
 
-_DRAWN = "drawn = np.flatnonzero(rng.random(len(pool)) < rates)[world.rank :: world.size]"
+_HALF_ROWS = [
+    _mutant(
+        "lengths-understated", "lengths of stored rows are float32 sums without room for their rounding",
+        "half_rows.py",
+        ("np.sqrt(squares * _ROUNDING)", "np.sqrt(squares) * (1 - 1e-7)"),
+        "test_half_rows.py::test_products_and_sums_are_those_of_the_stored_numbers",
+    ),
+    _mutant(
+        "infinite-halves-are-large", "infinity and NaN in half precision are read as large numbers", "half_rows.py",
+        ("if abs(x[k]) >= _NOT_FINITE:", "if False:"),
+        "test_half_rows.py::test_every_half_precision_number_is_read_right",
+    ),
+    _mutant(
+        "stored-rows-not-clipped", "a linear head on stored features sums rows without their clip factors",
+        "training/engine.py",
+        ("rows.weighted_sum(clipped)", "rows.weighted_sum(r)"),
+        "training/test_stored_rows.py::test_no_record_contributes_more_than_the_clip_norm",
+    ),
+]  # fmt: skip
+
+_BOOKKEEPING = [
+    _mutant(
+        "biases-not-measured", "book-keeping forgets biases when it measures gradients", "training/engine.py",
+        ("torch.stack([part.lengths() for part in parts], dim=1)",
+         "torch.stack([part.lengths() for p, part in zip(parameters, parts) if p.dim() > 1], dim=1)"),
+        BOOK + "test_every_kind_of_layer_is_exact",
+    ),
+    _mutant(
+        "convolution-not-clipped", "clip factors are not applied to convolutions", "training/pairs.py",
+        (" * factors[part, None, None, None]\n", "\n"),
+        BOOK + "test_every_kind_of_layer_is_exact",
+    ),
+    _mutant(
+        "sequences-not-clipped", "clip factors are not applied to linear layers", "training/pairs.py",
+        ("        g = g * factors.to(g.dtype)[:, None, None]\n        return g.flatten(0, 1).T",
+         "        return g.flatten(0, 1).T"),
+        BOOK + "test_every_kind_of_layer_is_exact",
+    ),
+    _mutant(
+        "not-finite-kept", "book-keeping multiplies records that are not finite by 0", "training/engine.py",
+        ("kept = None if bool(finite.all()) else finite", "kept = None"),
+        BOOK + "test_a_record_that_is_not_finite_contributes_nothing_and_spoils_nothing",
+    ),
+    _mutant(
+        "other-uses-let-through", "weights that are used by hand are neither measured nor noticed",
+        "training/bookkeeping.py",
+        ("if any(leaf in self._parameters for leaf in leaves_of(losses)):", "if False:"),
+        BOOK + "test_a_use_that_only_some_records_make_stops_the_step",
+    ),
+    _mutant(
+        "rows-not-counted", "a layer whose rows are positions is measured as if they were records",
+        "training/bookkeeping.py",
+        ("        if len(rows) != self.rows:\n", "        if False:\n"),
+        BOOK + "test_other_uses_of_weights_stop_the_step",
+    ),
+    _mutant(
+        "last-use-only", "of a weight that is used twice one use is measured", "training/pairs.py",
+        ("    kinds = {type(use) for use in uses}\n",
+         "    uses = uses[-1:]\n    kinds = {type(use) for use in uses}\n"),
+        BOOK + "test_no_part_of_a_gradient_is_forgotten",
+    ),
+    _mutant(
+        "no-room-for-cancelling", "a record whose terms cancel is scaled up with its rounding", "training/pairs.py",
+        ("        bound = (squares.clamp_min(0) + rounding).sqrt() + short\n",
+         "        bound = squares.clamp_min(0).sqrt()\n"),
+        BOOK + "test_gradients_that_cancel_do_not_grow_with_their_rounding",
+    ),
+    _mutant(
+        "short-products", "gradients are summed in TF32 or bfloat16, measured in float64", "training/pairs.py",
+        ('if torch.get_float32_matmul_precision() != "highest" or torch.is_autocast_enabled(device):', "if False:"),
+        BOOK + "test_short_matrix_products_are_refused",
+    ),
+    _mutant(
+        "kernel-element-missed", "a Gram matrix of patches misses an element of the kernel", "training/pairs.py",
+        ("            for x in range(kernel.kernel[1]):\n",
+         "            for x in range(max(1, kernel.kernel[1] - 1)):\n"),
+        BOOK + "test_convolutions_of_any_shape",
+    ),
+]  # fmt: skip
+
+_DRAWN = "drawn = np.flatnonzero(rng.random(len(pool)) < rates)"
 _LOOP = f"    for _ in range(steps):\n        {_DRAWN}\n"
 _SAMPLING = [
     _mutant(
         "fixed-size-batches", "shuffled batches of one size instead of Poisson batches", "dataloaders/poisson.py",
-        (_DRAWN, "drawn = np.sort(rng.permutation(len(pool))[: round(rate * len(pool))])[world.rank :: world.size]"),
+        (_DRAWN, "drawn = np.sort(rng.permutation(len(pool))[: round(rate * len(pool))])"),
         POISSON + "test_batch_sizes_vary_as_sums_of_independent_coins",
     ),
     _mutant(
@@ -285,16 +367,57 @@ _SAMPLING = [
         MATCH + "test_every_batch_draws_by_fresh_coins_and_fixed_pools_are_caught",
     ),
     _mutant(
-        "ranks-repeat-records", "every process takes all records of the mask: each counts several times",
-        "dataloaders/poisson.py",
-        (_DRAWN, "drawn = np.flatnonzero(rng.random(len(pool)) < rates)"),
-        "experiments/test_sweep.py::test_ranks_share_out_one_mask",
+        "ranks-share-coins", "every process tosses the same coins, so records come in groups", "training/trainer.py",
+        ('streams.numpy("batches", rank=self.world.rank)', 'streams.numpy("batches")'),
+        LAW + "test_every_record_of_every_rank_has_one_independent_coin_in_every_step",
     ),
     _mutant(
-        "ranks-draw-own-masks", "every process draws a mask of its own: each record has several chances",
+        "ranks-repeat-records", "every process holds all records: each has several coins and counts several times",
+        "datasets/shards.py",
+        ("start, stop = share.bounds(dataset.store_size)", "start, stop = 0, dataset.store_size"),
+        LAW + "test_every_record_of_every_rank_has_one_independent_coin_in_every_step",
+        SHARDS + "test_every_record_lies_in_one_part",
+    ),
+    _mutant(
+        "ranks-read-each-others-records", "of a set that was handed over every process reads all records",
+        "datasets/shards.py",
+        ("where = np.arange(*share.bounds(len(dataset)))", "where = np.arange(len(dataset))"),
+        SHARDS + "test_of_a_set_that_was_handed_over_each_rank_reads_its_own_records",
+    ),
+    _mutant(
+        "table-range-off-by-one", "ranges of a CSV file overlap by a line", "datasets/table/lines.py",
+        ("int(ends[min(last, lines) - 1])]", "int(ends[min(last, lines - 1)])]"),
+        SHARDS + "test_ranks_read_their_ranges_of_a_table_and_together_all_of_it",
+    ),
+    _mutant(
+        "selection-noise-by-every-rank", "each process adds noise to what a selection releases",
+        "mechanisms/releases.py",
+        ("finite_sum(total)\n        if self._world.main:", "finite_sum(total)\n        if True:"),
+        LAW + "test_noise_is_added_once_to_the_sum_of_all_parts",
+    ),
+    _mutant(
+        "parts-not-added-up", "what is released of a selection is the noisy sum over rank 0's records",
+        "mechanisms/releases.py",
+        ("            )\n        return self._world.total(total)", "            )\n        return total"),
+        LAW + "test_noise_is_added_once_to_the_sum_of_all_parts",
+    ),
+    _mutant(
+        "fit-counts-records-twice", "what is fitted on D before training is summed over all records in every process",
+        "training/preparation.py",
+        ("isinstance(dataset, Part) and isinstance(dataset.source, Picks)", "False"),
+        SHARDS + "test_a_sum_over_records_that_other_ranks_hold_too_is_refused",
+    ),
+    _mutant(
+        "parts-overlap", "processes with different configs cut the records differently and hold some of them twice",
         "training/trainer.py",
-        ('coins = streams.numpy("batches")', 'coins = streams.numpy("batches", rank=self.world.rank)'),
-        KILLERS + "test_ranks_draw_one_mask",
+        ("if self.plan is not None and self.world.size > 1:", "if False:"),
+        LAW + "test_processes_that_were_given_different_configs_are_refused",
+    ),
+    _mutant(
+        "branches-of-their-own", "a process goes on in another branch than rank 0, at a rate that was not charged",
+        "distributed.py",
+        ("if self.share(value) != value:", "if self.share(value) != value and self.size == 1:"),
+        LAW + "test_ranks_that_would_take_different_branches_are_stopped",
     ),
     _mutant(
         "weights-and-chances-above-one", "a pool may hold weights and chances above 1", "selection/pool.py",
@@ -333,7 +456,7 @@ _SAMPLING = [
     ),
 ]  # fmt: skip
 
-_COUNT = "        self._count(release, 1)\n        return gaussian_release("
+_COUNT = "        self._count(release, 1)\n        total = finite_sum(total)\n"
 _SELECTION = [
     _mutant(
         "factor-two-missing", "Δ = C_e·C_v although every score moves", "selection/exponential.py",
@@ -397,8 +520,8 @@ _SELECTION = [
     ),
     _mutant(
         "validation-sum-not-clipped", "records of V are summed up as they are", "selection/last_layer.py",
-        ("        weighted = finite_or_zero(self.r * self.factors(clip)[:, None])\n",
-         "        weighted = finite_or_zero(self.r)\n"),
+        ("self._weighted_sum(finite_or_zero(self.r * self.factors(clip)[:, None]).double())",
+         "self._weighted_sum(finite_or_zero(self.r).double())"),
         REPLAY + "test_what_is_released_on_v_moves_by_at_most_its_sensitivity[exponential]",
         GLISTER + "test_scores_and_sums_equal_those_of_explicit_gradients",
     ),
@@ -476,9 +599,9 @@ _SELECTION = [
     _mutant(
         "releases-charged-after-drawing", "noise is drawn first: a crash regains the budget",
         "mechanisms/releases.py",
-        ("        self._count(release, 1)\n        return gaussian_release(", "        noisy = gaussian_release("),
-        ("            secure=self._secure,\n        )\n",
-         "            secure=self._secure,\n        )\n        self._count(release, 1)\n        return noisy\n"),
+        (_COUNT, "        total = finite_sum(total)\n"),
+        ("            )\n        return self._world.total(total)",
+         "            )\n        self._count(release, 1)\n        return self._world.total(total)"),
         MATCH + "test_every_release_is_charged_once_and_before_it_is_drawn",
     ),
 ]  # fmt: skip
@@ -497,8 +620,8 @@ _ACCOUNTING = [
     ),
     _mutant(
         "selection-left-out-of-the-total", "joint composition counts training only", "planning/plan.py",
-        ("total_d = self._bound([e.event for e in on_d], self.delta)",
-         "total_d = self._bound([e.event for e in on_d if e.phase != SELECTION], self.delta)"),
+        ("total_d = self._bound([e.event for e in on_d], self.delta, quick=quick)",
+         "total_d = self._bound([e.event for e in on_d if e.phase != SELECTION], self.delta, quick=quick)"),
         PLAN + "test_joint_composition_meets_the_target_in_total",
     ),
     _mutant(
@@ -510,6 +633,20 @@ _ACCOUNTING = [
         "calibration-above-target", "calibration accepts half a per cent too much", "accounting/calibration.py",
         ("<= epsilon <= target:", "<= epsilon <= target / _LOWEST_SHARE:"),
         "accounting/test_calibration.py::test_calibration_lands_within_half_a_percent_below",
+    ),
+    _mutant(
+        "noise-cache-believed", "noise from a file on disk is used without asking what it costs",
+        "planning/calibrate.py",
+        ("    found = calibrate(lambda value: cost_of(value, accountant), target, start=first, rising=rising)\n",
+         "    if noise_cache.remembered(name) == first:\n        return first\n"
+         "    found = calibrate(lambda value: cost_of(value, accountant), target, start=first, rising=rising)\n"),
+        "planning/test_noise_cache.py::test_a_forged_cache_never_weakens_the_promise",
+    ),
+    _mutant(
+        "cut-tail-forgotten", "a loss of infinity is not raised to the power of a composition",
+        "accounting/profiles.py",
+        ("infinity = _TAIL - math.expm1(count * math.log1p(-pmf._infinity_mass))", "infinity = pmf._infinity_mass"),
+        "accounting/test_profiles.py::test_a_loss_of_infinity_adds_up",
     ),
     _mutant(
         "prv-one-direction", "prv-accountant's direction alone, in which the record is present",
@@ -574,7 +711,7 @@ _ACCOUNTING = [
     _mutant(
         "split-not-in-binding", "the digest of the data knows how many rows are in D, not which",
         "datasets/binding.py",
-        ('return ["rows", size, _digest(np.asarray(dataset.rows))]', 'return ["rows", size]'),
+        ('return ["rows", size, digest_of_rows(np.asarray(dataset.rows))]', 'return ["rows", size]'),
         KILLERS + "test_the_binding_tells_splits_apart",
     ),
     _mutant(
@@ -785,7 +922,7 @@ _TABLES = [
     ),
     _mutant(
         "scales-released-again", "a resumed run fits scales anew", "training/preparation.py",
-        ("found = archive.find(PREPARATION)", "found: Any = None"),
+        ("found = world.share(archive.find(PREPARATION) if world.main else None)", "found: Any = None"),
         SCALING + "test_it_is_released_once",
     ),
     _mutant(
@@ -927,7 +1064,7 @@ _FROZEN = [
     ),
     _mutant(
         "cache-for-everyone", "features of private records can be read by every user of the machine",
-        "datasets/features.py",
+        "datasets/growing.py",
         ("os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)", "os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)"),
         FEATURES + "test_a_cache_is_for_its_owner_and_says_so",
     ),
@@ -956,9 +1093,16 @@ _FROZEN = [
          '                "counts": [int((trainer.data.train.source.targets == c).sum()) for c in range(outputs)]},\n'),
         PREDICT + "test_a_model_json_holds_public_facts_only",
     ),
+    _mutant(
+        "report-reads-any-state", "the report shows what a mechanism of someone else's kept in its state",
+        "experiments/about_run.py",
+        ("    if type(mechanism) is not Align:", "    if not isinstance(mechanism, Align):"),
+        "report/test_page.py::test_nothing_is_told_about_draws_of_other_mechanisms",
+    ),
 ]  # fmt: skip
 
 MUTANTS: tuple[Mutant, ...] = (
-    *_NOISE, *_CLIPPING, *_SAMPLING, *_SELECTION, *_ACCOUNTING, *_LEAKS, *_TABLES, *_FROZEN, *_TUNING, *_LOOPS
+    *_NOISE, *_CLIPPING, *_HALF_ROWS, *_BOOKKEEPING, *_SAMPLING, *_SELECTION, *_ACCOUNTING, *_LEAKS, *_TABLES, *_FROZEN,
+    *_TUNING, *_LOOPS,
 )  # fmt: skip
 assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS), "two mutants have one name"

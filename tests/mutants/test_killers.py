@@ -34,7 +34,6 @@ from cords_dp.accounting.events import PLD_STEP, Event
 from cords_dp.accounting.renyi_filter import RenyiFilter
 from cords_dp.dataloaders.private import RandomDPDataLoader
 from cords_dp.datasets import ArrayDataset, Splits, data_binding
-from cords_dp.distributed import World
 from cords_dp.errors import AccountingError, BudgetExceededError, MechanismError, UnsupportedModelError
 from cords_dp.mechanisms.noise import secure_generator, standard_normal
 from cords_dp.mechanisms.releases import Releases
@@ -121,27 +120,6 @@ def test_a_resumed_run_draws_other_masks_and_noise(make_config, monkeypatch):
     resumed = first_draws(monkeypatch, TrainClassifier(make_config("RandomDP", ckpt={"is_load": True})))
     assert resumed["mask"] != again["mask"]
     assert resumed["noise"] != again["noise"]
-
-
-def test_ranks_draw_one_mask(make_config, monkeypatch):
-    """With masks of their own a record would fall into a step with probability 1 − (1 − q)^ranks."""
-    from cords_dp.training import trainer as module
-
-    monkeypatch.setattr(module, "DPDDP", lambda model: model)
-    sent = []  # what rank 0 shares, rank 1 gets in the same order
-
-    def share(self, value):
-        if self.main and self.size > 1:
-            sent.append(value)
-        return value if self.main else sent.pop(0)
-
-    monkeypatch.setattr(World, "share", share)
-    masks = []
-    for rank in (0, 1):
-        trainer = TrainClassifier(make_config("RandomDP", privacy={"reproducible_noise": False}))
-        trainer.world = World(rank, 2)
-        masks.append(first_draws(monkeypatch, trainer)["mask"])
-    assert masks[0] == masks[1]
 
 
 # --- models ----------------------------------------------------------------------------------------------------------

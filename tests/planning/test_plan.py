@@ -291,3 +291,12 @@ def test_amplification_is_for_one_uniform_subset_only(changes):
 def test_the_price_of_selection_is_in_the_plan():
     assert price_of_selection(plan_for("RandomDP")) == 0
     assert 0 < price_of_selection(plan_for(mechanism="match")) < 0.01 < price_of_selection(plan_for(mechanism="top_k"))
+
+
+@pytest.mark.parametrize("mechanism", ["align", "match", "threshold", "top_k", "exponential"])
+def test_a_quick_answer_is_a_bound_too(mechanism):
+    """Picks have no PLD: whoever is asked first, somebody has to answer while a run is under way."""
+    plan = make_plan(mechanism=mechanism, n=2000, k=200, accountant="auto", select_every=2)
+    quick, full = plan.cost(quick=True), plan.cost()
+    assert quick.epsilon == pytest.approx(full.epsilon, rel=0.02)
+    assert quick.phases.keys() == full.phases.keys()

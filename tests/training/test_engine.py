@@ -195,13 +195,13 @@ def test_secure_noise_has_the_same_scale(mode):
     assert float(noise.std()) == pytest.approx(1.7 * 0.8 / 5, rel=0.02)
 
 
-@pytest.mark.parametrize("mode", ["linear", "ghost", "hooks"])
+@pytest.mark.parametrize("mode", ["linear", "bookkeeping", "ghost", "hooks"])
 @pytest.mark.parametrize("size", [7, 1, 0])
 def test_rank_0_alone_adds_noise_before_the_sums_are_added_up(mode, size, monkeypatch):
     """The ranks one after the other; their sums meet in float64, rank 0's with noise in it already."""
+    from cords_dp import distributed
     from cords_dp.distributed import World
     from cords_dp.training import engine as module
-    from cords_dp.training import noisy_sum
 
     x, y, _ = batch_of(7)
     x, y = x[:size], y[:size]
@@ -216,7 +216,7 @@ def test_rank_0_alone_adds_noise_before_the_sums_are_added_up(mode, size, monkey
         monkeypatch.setattr(module, "current_world", lambda rank=rank: World(rank, 2))
         received = iter(list(sent))
         monkeypatch.setattr(
-            noisy_sum.dist, "all_reduce", lambda total, rank=rank, received=received: total.add_(next(received))
+            distributed.dist, "all_reduce", lambda total, rank=rank, received=received: total.add_(next(received))
             if rank == 0
             else sent.append(total.clone()),
         )  # fmt: skip
@@ -240,7 +240,7 @@ from cords_dp.training.engine import PrivateEngine
 
 result = {}
 with joined_world() as world:
-    for mode in ("linear", "ghost", "hooks"):
+    for mode in ("linear", "bookkeeping", "ghost", "hooks"):
         for size in (7, 1, 0):
             model, source, draws = net_for(mode), seeded_noise(3), []
             noise = lambda shape: draws.append(shape) or source(shape)
@@ -371,7 +371,7 @@ def test_the_closed_form_refuses_other_models():
         engine_for(deeper, "linear")
 
 
-@pytest.mark.parametrize("mode", ["hooks", "functorch", "ew"])
+@pytest.mark.parametrize("mode", ["bookkeeping", "hooks", "functorch", "ew"])
 @pytest.mark.parametrize("piece", [512, 6])
 def test_views_are_averaged_before_clipping(mode, piece, monkeypatch):
     """Three views of each example: the mean of their gradients is clipped as one gradient."""
@@ -450,7 +450,7 @@ def test_plain_engine_uses_the_same_normaliser():
     torch.testing.assert_close(before - flat(model), expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("mode", ["ghost", "ew", "hooks", "functorch"])
+@pytest.mark.parametrize("mode", ["bookkeeping", "ghost", "ew", "hooks", "functorch"])
 def test_every_mode_takes_in_place_residuals(mode):
     x, y, w = batch_of(4)
     model = InPlaceResidual()
@@ -472,3 +472,13 @@ def test_no_norms_stay_on_the_model():
     model = small_net()
     engine_for(model, "ghost").step(*batch_of(5))
     assert not any(hasattr(p, "_norm_sample") for p in model.parameters())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here: a step on one is not tried")
+@pytest.mark.parametrize("mode", MODES)
+def test_a_step_on_a_cuda_device_is_that_on_the_processor(mode):
+    x, y, w = batch_of(10)
+    here, there = net_for(mode), net_for(mode).cuda()
+    engine_for(here, mode, sigma=1.0).step(x, y, w)
+    engine_for(there, mode, sigma=1.0).step(x.cuda(), y.cuda(), w.cuda())
+    torch.testing.assert_close(flat(there).cpu(), flat(here), rtol=1e-4, atol=1e-5)

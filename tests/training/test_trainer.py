@@ -492,14 +492,14 @@ def test_one_seed_gives_different_trainings_different_noise(make_config, changes
     assert noise[0] != noise[1]
 
 
-def test_ranks_draw_their_own_views_and_the_same_masks():
+def test_ranks_draw_their_own_views_and_toss_their_own_coins():
     from cords_dp.seeding import Streams
 
     streams = [Streams(entropy=5), Streams(entropy=5)]
     views = [s.numpy("augmentation", rank=rank).random(4) for rank, s in enumerate(streams)]
     assert not np.array_equal(*views)
-    masks = [s.numpy("batches").random(4) for s in streams]
-    assert np.array_equal(*masks)
+    coins = [s.numpy("batches", rank=rank).random(4) for rank, s in enumerate(streams)]
+    assert not np.array_equal(*coins)
 
 
 def test_the_report_says_what_a_secret_subset_rests_on(make_config, tmp_path):

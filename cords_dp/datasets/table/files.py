@@ -6,26 +6,34 @@ outside of the handlers, so that no traceback shows the cause either.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.csv as pa_csv
-import pyarrow.parquet as pa_parquet
 
-from cords_dp.datasets.table.lines import SEPARATOR, clean_blocks
+from cords_dp.datasets.table.lines import SEPARATOR, clean_blocks, count_lines
 from cords_dp.errors import DatasetUnavailableError
+from cords_dp.extras import need, on_first_use
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.csv as pa_csv
+    import pyarrow.parquet as pa_parquet
+
+    Chunk = Mapping[str, pa.Array]
+else:
+    pa = on_first_use("pyarrow", extra="table", what="a table")
+    pa_csv = on_first_use("pyarrow.csv", extra="table", what="a table")
+    pa_parquet = on_first_use("pyarrow.parquet", extra="table", what="a table")
 
 SUFFIXES = (".csv", ".tsv", ".txt", ".data", ".parquet", ".npz")
 _ROWS = 1 << 16
 _LONGEST_HEADER = 1 << 22
-
-Chunk = Mapping[str, pa.Array]
 
 
 class TableFile(ABC):
@@ -42,12 +50,17 @@ class TableFile(ABC):
         return len(self.header)
 
     @abstractmethod
-    def chunks(self, names: Sequence[str]) -> Iterator[Chunk]:
-        """These columns of all rows, in the file's order. Private values."""
+    def count(self) -> int:
+        """How many records there are: public."""
+
+    @abstractmethod
+    def chunks(self, names: Sequence[str], start: int = 0, stop: int | None = None) -> Iterator[Chunk]:
+        """These columns of the rows from ``start`` up to ``stop``, in the file's order. Private values."""
 
 
 def open_table(path: Path, *, header: Sequence[str] | None = None, target: str = "", delimiter: str = "") -> TableFile:
     """The table in a file, of which the header is read. ``target``: what ``y`` of an .npz file is called."""
+    need("pyarrow", extra="table", what="a table")  # before a record is read
     if path.suffix == ".parquet":
         return _Parquet(path)
     if path.suffix == ".npz":
@@ -67,12 +80,21 @@ class _Csv(TableFile):
         self.header = _header_line(path, delimiter) if header is None else tuple(header)
         self.types, self.settings = {}, (delimiter, "named" if self._named else "unnamed")
 
-    def chunks(self, names: Sequence[str]) -> Iterator[Chunk]:
-        places = {name: str(self.header.index(name)) for name in names}
+    def count(self) -> int:
+        with self._records() as file:
+            return count_lines(file)
+
+    @contextlib.contextmanager
+    def _records(self) -> Iterator[BinaryIO]:
         with open(self.path, "rb") as file:
             if self._named:
                 file.readline(_LONGEST_HEADER)
-            for block in clean_blocks(file, len(self.header), self._delimiter):
+            yield file
+
+    def chunks(self, names: Sequence[str], start: int = 0, stop: int | None = None) -> Iterator[Chunk]:
+        places = {name: str(self.header.index(name)) for name in names}
+        with self._records() as file:
+            for block in clean_blocks(file, len(self.header), self._delimiter, start=start, stop=stop):
                 table = _parsed(block, len(self.header), sorted(set(places.values())))
                 if table is None:
                     raise _damaged(self.path)
@@ -152,8 +174,12 @@ class _Parquet(TableFile):
         self.header = _checked_header(path, tuple(schema.names))
         self.types = {field.name: _kind(field.type) for field in schema}
 
-    def chunks(self, names: Sequence[str]) -> Iterator[Chunk]:
-        batches = self._batches(names)
+    def count(self) -> int:
+        with pa_parquet.ParquetFile(self.path) as file:
+            return int(file.metadata.num_rows)
+
+    def chunks(self, names: Sequence[str], start: int = 0, stop: int | None = None) -> Iterator[Chunk]:
+        batches = self._batches(names, start, stop)
         while True:
             try:
                 batch = next(batches, None)
@@ -167,9 +193,19 @@ class _Parquet(TableFile):
                 return
             yield chunk
 
-    def _batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    def _batches(self, names: Sequence[str], start: int, stop: int | None) -> Iterator[pa.RecordBatch]:
+        """Row groups outside of the range are not read."""
         with pa_parquet.ParquetFile(self.path) as file:
-            yield from file.iter_batches(batch_size=_ROWS, columns=list(dict.fromkeys(names)))
+            sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+            ends = np.cumsum(sizes)
+            stop = int(sum(sizes)) if stop is None else stop
+            groups = [g for g, end in enumerate(ends) if end > start and end - sizes[g] < stop]
+            place = int(ends[groups[0]] - sizes[groups[0]]) if groups else 0
+            for batch in file.iter_batches(batch_size=_ROWS, row_groups=groups, columns=list(dict.fromkeys(names))):
+                first, last = max(start - place, 0), min(stop - place, len(batch))
+                if first < last:
+                    yield batch.slice(first, last - first)
+                place += len(batch)
 
 
 def _kind(stored: pa.DataType) -> str:
@@ -216,14 +252,19 @@ class _Arrays(TableFile):
             names = self._files()
         self.header, self.types = _checked_header(path, names), {}
 
-    def chunks(self, names: Sequence[str]) -> Iterator[Chunk]:
+    def count(self) -> int:
+        return len(self._member("x" if self._matrix else self.header[0]))
+
+    def chunks(self, names: Sequence[str], start: int = 0, stop: int | None = None) -> Iterator[Chunk]:
         columns = self._columns(names)
         sizes = {len(column) for column in columns.values()}
         if len(sizes) != 1:
             raise DatasetUnavailableError(f"the arrays of {self.path.name} are of different lengths")
         (total,) = sizes
-        for start in range(0, total, _ROWS):
-            yield {name: _from_numpy(column[start : start + _ROWS]) for name, column in columns.items()}
+        stop = total if stop is None else stop
+        for first in range(start, stop, _ROWS):
+            last = min(first + _ROWS, stop)
+            yield {name: _from_numpy(column[first:last]) for name, column in columns.items()}
 
     def _columns(self, names: Sequence[str]) -> dict[str, np.ndarray]:
         if not self._matrix:

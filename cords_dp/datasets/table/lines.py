@@ -25,10 +25,34 @@ _BLOCK = 1 << 24
 _LONGEST_LINE = 1 << 24
 
 
-def clean_blocks(file: BinaryIO, width: int, delimiter: str, *, block: int = _BLOCK) -> Iterator[bytes]:
-    """All lines of a file, ``width`` fields each, many at a time."""
+def clean_blocks(
+    file: BinaryIO, width: int, delimiter: str, *, block: int = _BLOCK, start: int = 0, stop: int | None = None
+) -> Iterator[bytes]:
+    """The lines of a file from ``start`` up to ``stop``, ``width`` fields each, many at a time."""
+    place = 0
     for part in _whole_lines(file, block):
-        yield _clean(part, width, delimiter)
+        if stop is not None and place >= stop:
+            return
+        lines = part.count(b"\n")
+        wanted = _lines_of(part, start - place, lines if stop is None else stop - place, lines)
+        place += lines
+        if wanted:
+            yield _clean(wanted, width, delimiter)
+
+
+def count_lines(file: BinaryIO) -> int:
+    """As many as `clean_blocks` yields."""
+    return sum(part.count(b"\n") for part in _whole_lines(file, _BLOCK))
+
+
+def _lines_of(part: bytes, first: int, last: int, lines: int) -> bytes:
+    """Some of the lines; fast where all of them, or none, are wanted."""
+    if first <= 0 and last >= lines:
+        return part
+    if first >= lines or last <= 0:
+        return b""
+    ends = np.flatnonzero(np.frombuffer(part, dtype=np.uint8) == ord("\n")) + 1
+    return part[0 if first <= 0 else int(ends[first - 1]) : int(ends[min(last, lines) - 1])]
 
 
 def _whole_lines(file: BinaryIO, size: int) -> Iterator[bytes]:

@@ -14,13 +14,14 @@ import numpy as np
 from cords_dp.config.keys import Check
 from cords_dp.config.values import folder, one_of, path, text, whole
 from cords_dp.datasets.arrays import Splits
+from cords_dp.datasets.shards import Part, Share, kept, read_part
 from cords_dp.datasets.sources import SPLIT_KEYS, Facts, Rows, Source, check_split, split_rows
 from cords_dp.datasets.table import scaling
 from cords_dp.datasets.table.encoding import NORM, Encoding
 from cords_dp.datasets.table.files import SUFFIXES, TableFile, open_table
 from cords_dp.datasets.table.schema import Schema, load_schema, read_schema
 from cords_dp.datasets.table.store import TableDataset, stored_table
-from cords_dp.errors import ConfigError, DatasetUnavailableError
+from cords_dp.errors import ConfigError, DataError, DatasetUnavailableError
 from cords_dp.planning.preparation import Preparation
 
 _DELIMITERS = (",", ";", "\t", "|", ":")
@@ -68,8 +69,7 @@ class TableSource(Source):
         encoding = Encoding(_schema_of(section))
 
         def stored(key: str) -> np.ndarray:
-            cache = section.get("cache") is not False
-            return stored_table(_open(section, key, encoding.schema), encoding, _folder(section), cache=cache)
+            return _stored(section, key, encoding)
 
         records = stored("path")
         rows = split_rows(len(records), section, rng)
@@ -80,6 +80,33 @@ class TableSource(Source):
             dataset = TableDataset(kept, encoding, np.arange(len(kept)) if chosen is None else chosen)
             parts.append(_labelled(dataset) if part == "test" else dataset)
         return Splits(parts[0], parts[1], parts[2], len(encoding.schema.classes) or 1)
+
+    def build_part(self, section: Mapping[str, Any], rng: np.random.Generator, share: Share) -> Splits:
+        """Each process reads its range of the file: row groups of Parquet, lines of CSV, which the others count only.
+
+        The test set's records without a label are left out by each for itself, so its ``total`` is not the number of
+        records that are tested.
+        """
+        encoding = Encoding(_schema_of(section))
+
+        def part_of(key: str, rows: np.ndarray | None, total: int) -> Part:
+            def read(start: int, stop: int, numbers: np.ndarray) -> TableDataset:
+                return TableDataset(_stored(section, key, encoding, (start, stop)), encoding, numbers)
+
+            return read_part(total, rows, share, read)
+
+        total = _counted(section, "path", encoding)
+        split = split_rows(total, section, rng)
+        parts = []
+        for part in Rows._fields:
+            key = f"{part}_path"
+            if section.get(key) is not None:
+                rows, size = None, _counted(section, key, encoding)
+            else:
+                key, rows, size = "path", getattr(split, part), total
+            parts.append(part_of(key, rows, size))
+        test = kept(parts[2], _known(parts[2].source))
+        return Splits(parts[0], parts[1], test, len(encoding.schema.classes) or 1)
 
     def preparation(self, section: Mapping[str, Any]) -> Preparation | None:
         return scaling.preparation(Encoding(_schema_of(section))) if section.get("scaling") == "private" else None
@@ -118,9 +145,27 @@ class TableSource(Source):
 
 def _labelled(dataset: TableDataset) -> TableDataset:
     """The records whose label is known. For the test set alone, which is taken as public."""
+    return TableDataset(dataset.stored, dataset.encoding, dataset.rows[_known(dataset)])
+
+
+def _known(dataset: TableDataset) -> np.ndarray:
     labels = dataset.stored["label"][dataset.rows]
-    known = labels >= 0 if dataset.encoding.schema.classes else np.isfinite(labels)
-    return TableDataset(dataset.stored, dataset.encoding, dataset.rows[known])
+    return labels >= 0 if dataset.encoding.schema.classes else np.isfinite(labels)
+
+
+def _stored(
+    section: Mapping[str, Any], key: str, encoding: Encoding, bounds: tuple[int, int] | None = None
+) -> np.ndarray:
+    file, cache = _open(section, key, encoding.schema), section.get("cache") is not False
+    return stored_table(file, encoding, _folder(section), cache=cache, bounds=bounds)
+
+
+def _counted(section: Mapping[str, Any], key: str, encoding: Encoding) -> int:
+    file = _open(section, key, encoding.schema)
+    total = file.count()
+    if not total:
+        raise DataError(f"{file.path.name} has no records")
+    return total
 
 
 def _schema_of(section: Mapping[str, Any]) -> Schema:

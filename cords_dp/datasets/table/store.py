@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from filelock import FileLock
 from torch import Tensor
-from torch.utils.data import Dataset
 from tqdm import tqdm
 
+from cords_dp.datasets.arrays import RowsOfStore
 from cords_dp.datasets.table.encoding import Encoding
 from cords_dp.datasets.table.files import TableFile
 from cords_dp.errors import DataError, DatasetUnavailableError
@@ -32,11 +32,18 @@ Only their owner can read them. They can be removed at any time; a run makes the
 _FORMAT = 1  # of the compact copy; raise it with any change of what a record becomes
 
 
-class TableDataset(Dataset):
+class TableDataset(RowsOfStore):
     """Records of a compact table; cells are filled in when a batch is read."""
 
     def __init__(self, stored: np.ndarray, encoding: Encoding, rows: np.ndarray):
         self.stored, self.encoding, self.rows = stored, encoding, rows
+
+    @property
+    def store_size(self) -> int:
+        return len(self.stored)
+
+    def part(self, start: int, stop: int, rows: np.ndarray) -> TableDataset:
+        return TableDataset(self.stored[start:stop], self.encoding, rows)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -55,11 +62,25 @@ class TableDataset(Dataset):
         return TableDataset(self.stored, encoding, self.rows)
 
 
-def stored_table(file: TableFile, encoding: Encoding, folder: Path, *, cache: bool, target: bool = True) -> np.ndarray:
-    """All records of a file in compact form, mapped into memory. Converted once, while others wait."""
+Range = tuple[int, int]
+
+
+def stored_table(
+    file: TableFile,
+    encoding: Encoding,
+    folder: Path,
+    *,
+    cache: bool,
+    target: bool = True,
+    bounds: Range | None = None,
+) -> np.ndarray:
+    """The records of a file in compact form, mapped into memory: all, or those in a range of row numbers, which has a
+    copy of its own. Converted once, while others wait."""
+    if bounds is not None and bounds[0] == bounds[1]:
+        return np.zeros(0, dtype=encoding.row_type)
     if not cache:
-        return _unnamed(file, encoding, folder, target)
-    path = folder / _name(file, encoding)
+        return _unnamed(file, encoding, folder, target, bounds)
+    path = folder / _name(file, encoding, bounds)
     _private_folder(folder)
     with FileLock(path.with_suffix(".lock"), mode=0o600):
         if not path.is_file():
@@ -69,14 +90,14 @@ def stored_table(file: TableFile, encoding: Encoding, folder: Path, *, cache: bo
             with replacing(path) as temporary:
                 descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
                 with open(descriptor, "wb") as out:
-                    _convert(file, encoding, out, target)
+                    _convert(file, encoding, out, target, bounds)
     return _mapped(path, file, encoding)
 
 
-def _unnamed(file: TableFile, encoding: Encoding, folder: Path, target: bool) -> np.ndarray:
+def _unnamed(file: TableFile, encoding: Encoding, folder: Path, target: bool, bounds: Range | None) -> np.ndarray:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=folder) as out:  # has no name, so nobody else can open it
-        _convert(file, encoding, out, target)  # type: ignore[arg-type]
+        _convert(file, encoding, out, target, bounds)  # type: ignore[arg-type]
         out.flush()
         return _mapped(out, file, encoding)  # type: ignore[arg-type]
 
@@ -90,11 +111,11 @@ def _mapped(stored: Path | BinaryIO, file: TableFile, encoding: Encoding) -> np.
     return np.memmap(stored, dtype=encoding.row_type, mode="r")
 
 
-def _convert(file: TableFile, encoding: Encoding, out: BinaryIO, target: bool) -> None:
+def _convert(file: TableFile, encoding: Encoding, out: BinaryIO, target: bool, bounds: Range | None) -> None:
     schema = encoding.schema
     names = [column.name for column in schema.columns] + ([schema.target.name] if target else [])
     with tqdm(unit="record", desc=f"reading {file.path.name}", disable=None, leave=False) as bar:
-        for chunk in file.chunks(names):
+        for chunk in file.chunks(names, *(bounds or ())):
             rows = encoding.rows(chunk)
             out.write(rows.tobytes())
             bar.update(len(rows))
@@ -106,10 +127,11 @@ def _private_folder(folder: Path) -> None:
         write_durably(folder / "README.txt", _NOTE)
 
 
-def _name(file: TableFile, encoding: Encoding) -> str:
+def _name(file: TableFile, encoding: Encoding, bounds: Range | None) -> str:
     """After the file's place, its schema, its size and when it was written: nothing of what is in it."""
     known = os.stat(file.path)
-    what = json.dumps([_FORMAT, str(file.path.resolve()), file.header, file.settings, encoding.schema.to_plain()])
+    facts = [_FORMAT, str(file.path.resolve()), file.header, file.settings, encoding.schema.to_plain()]
+    what = json.dumps(facts if bounds is None else [*facts, bounds])
     when = json.dumps([known.st_size, known.st_mtime_ns])
     digests = (hashlib.sha256(text.encode()).hexdigest()[:16] for text in (what, when))
     return "table-" + "-".join(digests) + ".rows"

@@ -1,0 +1,46 @@
+"""``cords-dp audit``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from cords_dp.cli.arguments import add_command, add_config, add_json, load, positive
+
+
+def add_commands(commands: Any) -> None:
+    parser = add_command(
+        commands,
+        "audit",
+        audit,
+        "try to refute the privacy claims of a config, on the package's own code",
+        "audit --config configs/glister_dp_mnist.py --epsilon 1 4",
+        "audit --config configs/full_dp_digits.py --json --quiet",
+    )
+    add_config(parser)
+    parser.add_argument("--epsilon", type=float, nargs="+", default=[1.0, 2.0], help="budgets (default 1 2)")
+    parser.add_argument("--out", type=Path, default=Path("runs/audit"), help="output folder")
+    add_json(parser)
+    parser.add_argument("--canaries", type=positive, default=1000, help="canaries of the one run (default 1000)")
+    parser.add_argument("--steps", type=positive, default=60, help="steps with 128 canaries each (default 60)")
+    parser.add_argument("--draws", type=positive, default=4000, help="draws of each release (default 4000)")
+    parser.add_argument("--trainings", type=positive, default=600, help="short trainings a side (default 600)")
+
+
+def audit(args: argparse.Namespace) -> int:
+    from cords_dp.auditing.audit import Effort, run_audit
+    from cords_dp.report.audits import audit_figure
+
+    def tell(line: str) -> None:
+        if not args.quiet:
+            print(line, file=sys.stderr)
+
+    effort = Effort(args.canaries, args.steps, args.draws, args.trainings)
+    report = run_audit(load(args), args.epsilon, effort, tell=tell)
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "audit.json").write_text(report.to_json() + "\n")
+    picture = audit_figure(report.rows(), args.out / "audit.png")
+    print(report.to_json() if args.json else f"{report.text()}\n\npicture: {picture}")
+    return 0 if report.passed else 1

@@ -1,0 +1,103 @@
+"""``cords-dp data``: public schemas of tables, and an example of a table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from cords_dp.cli.arguments import add_command, add_json
+from cords_dp.errors import ConfigError
+
+
+def add_commands(commands: Any) -> None:
+    parser = add_command(
+        commands,
+        "data",
+        None,
+        "tables: write and check a public schema; fetch an example",
+        "data fetch adult",
+        "data describe mine.csv --target income --range age=0:100 --public-schema mine.yaml",
+        "data check mine.csv --schema mine.yaml",
+    )
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    fetch = add_command(
+        actions, "fetch", data_fetch, "UCI's Adult as CSV files with a schema, as an example of a table"
+    )
+    fetch.add_argument("name", choices=("adult",), metavar="NAME", help="adult")
+    fetch.add_argument("--out", type=Path, default=Path("data"), help="folder (default: data)")
+    describe = add_command(actions, "describe", data_describe, "write a schema to be filled in, from the header alone")
+    describe.add_argument("file", type=Path, metavar="FILE", help="a .csv, .parquet or .npz file")
+    describe.add_argument("--target", required=True, metavar="COLUMN", help="the column to predict")
+    describe.add_argument("--public-schema", type=Path, metavar="OUT", help="the schema (default: printed)")
+    describe.add_argument(
+        "--range", action="append", default=[], metavar="age=0:100", help="a public range; repeatable"
+    )
+    describe.add_argument(
+        "--categories", action="append", default=[], metavar="sex=Male,Female", help="public categories; repeatable"
+    )
+    describe.add_argument("--ignore", action="append", default=[], metavar="COLUMN", help="not used; repeatable")
+    describe.add_argument("--header", metavar="a,b,c", help="the names of the columns of a file that has no header")
+    check = add_command(actions, "check", data_check, "has a file the columns of a schema? No record is read")
+    check.add_argument("file", type=Path, metavar="FILE", help="a .csv, .parquet or .npz file")
+    check.add_argument("--schema", type=Path, required=True, metavar="FILE", help="the schema, YAML")
+    for action in (describe, check):
+        action.add_argument("--delimiter", metavar="CHARACTER", help="of a CSV file (default: a comma)")
+        add_json(action)
+
+
+def data_fetch(args: argparse.Namespace) -> int:
+    from cords_dp.datasets.adult import SCHEMA, fetch_adult
+
+    for path in (*fetch_adult(args.out), args.out / SCHEMA.name):
+        print(path)
+    return 0
+
+
+def data_describe(args: argparse.Namespace) -> int:
+    import yaml
+
+    from cords_dp.datasets.table.source import table_file
+    from cords_dp.datasets.table.template import parse_categories, parse_range, schema_template
+    from cords_dp.files import write_durably
+
+    header = [name.strip() for name in args.header.split(",")] if args.header else None
+    text = schema_template(
+        table_file(args.file, header=header, target=args.target, delimiter=args.delimiter, key="FILE"),
+        target=args.target,
+        ranges=dict(map(parse_range, args.range)),
+        categories=dict(map(parse_categories, args.categories)),
+        ignore=args.ignore,
+    )
+    text += "" if header is None else f"header: {json.dumps(header, ensure_ascii=False)}\n"
+    to_do = text.count("TODO") - 1
+    if args.public_schema is not None:
+        if args.public_schema.exists():
+            raise ConfigError(
+                "--public-schema", args.public_schema.name, "is there already; it will not be overwritten"
+            )
+        write_durably(args.public_schema, text)
+    if args.json:
+        print(json.dumps({"schema": yaml.safe_load(text), "to_fill_in": to_do}, indent=2, ensure_ascii=False))
+    elif args.public_schema is None:
+        print(text, end="")
+    else:
+        print(f"schema: {args.public_schema} ({to_do} values to be filled in)")
+    return 0
+
+
+def data_check(args: argparse.Namespace) -> int:
+    from cords_dp.datasets.table.schema import load_schema
+    from cords_dp.datasets.table.source import check_header, table_file
+
+    schema = load_schema(args.schema)
+    name = schema.target.name
+    check_header(table_file(args.file, header=schema.header, target=name, delimiter=args.delimiter, key="FILE"), schema)
+    if args.json:
+        facts = {"columns": len(schema.columns), "cells": schema.width, "target": name, "classes": schema.classes}
+        print(json.dumps(facts, indent=2, ensure_ascii=False))
+        return 0
+    kind = f"{len(schema.classes)} classes" if schema.classes else "a number"
+    print(f"{args.file.name} has the {len(schema.columns)} columns of the schema: {schema.width} cells, target {kind}")
+    return 0

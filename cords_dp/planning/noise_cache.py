@@ -1,0 +1,74 @@
+"""Noise that was calibrated before, on disk: where the next calibration of the same events begins.
+
+Formal guarantee: none is needed, because nothing here is believed. A remembered value only says where a search starts
+(`planning.calibrate`); the run's accountant evaluates ε at it, as at every other guess, and it is used where that ε
+lies within the budget and dropped where it does not. A lost, wrong or forged file costs time, never privacy.
+
+Held: a digest of public values (events, δ, target, accountant, versions) as the file's name, and the noise in it. The
+folder is ``$CORDS_DP_CACHE/noise``, by default below ``~/.cache/cords_dp``; ``CORDS_DP_CACHE=off`` keeps nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import cords_dp
+from cords_dp.files import write_durably
+
+_LEAST, _MOST = 1e-9, 1e9
+_ACCOUNTING_PACKAGES = ("dp-accounting", "prv-accountant", "numpy", "scipy")
+
+
+def digest(*problem: Any) -> str:
+    """The name of a calibration: of everything that its result follows from."""
+    return hashlib.sha256(repr((problem, _versions())).encode()).hexdigest()
+
+
+def remembered(name: str) -> float | None:
+    """What this calibration found before; None where nobody knows."""
+    folder = _folder()
+    if folder is None:
+        return None
+    try:
+        value = float((folder / name).read_text()[:64])
+    except (OSError, ValueError):
+        return None
+    return value if _LEAST < value < _MOST else None
+
+
+def remember(name: str, value: float) -> None:
+    """Keep a result. Where the folder cannot be written to, nothing is kept."""
+    folder = _folder()
+    if folder is not None:
+        with contextlib.suppress(OSError):
+            write_durably(folder / name, repr(value), mode=0o600)
+
+
+def _folder() -> Path | None:
+    given = os.environ.get("CORDS_DP_CACHE")
+    if given == "off":
+        return None
+    if given:
+        return Path(given) / "noise"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cords_dp" / "noise"
+    except RuntimeError:  # nobody's home
+        return None
+
+
+@lru_cache(maxsize=1)
+def _versions() -> tuple[str, ...]:
+    return (cords_dp.__version__, *map(_version, _ACCOUNTING_PACKAGES))
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""

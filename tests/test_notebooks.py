@@ -1,0 +1,42 @@
+"""The notebooks run from start to end, in an empty folder, on data that they make up."""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import pytest
+from conftest import REPOSITORY
+
+NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
+# three trainings, whose noise is calibrated by the accountants that a user would have
+MARKED = [pytest.param(p, marks=[pytest.mark.slow] if "first" in p.stem else [], id=p.stem) for p in NOTEBOOKS]
+
+
+def run(path) -> dict:
+    names: dict = {"__name__": "notebook"}
+    for cell in json.loads(path.read_text())["cells"]:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), path.name, "exec", dont_inherit=True), names)
+    return names
+
+
+def test_there_are_two_and_they_hold_no_output():
+    assert len(NOTEBOOKS) == 2
+    for path in NOTEBOOKS:
+        cells = json.loads(path.read_text())["cells"]
+        assert not any(cell.get("outputs") for cell in cells)
+
+
+@pytest.mark.parametrize("path", MARKED)
+def test_the_notebook_runs(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = run(path)
+    if path.stem == "your_own_table":
+        assert names["result"].accuracy > 0.75
+        assert names["result"].epsilon <= 1.0
+    else:
+        table: pd.DataFrame = names["table"]
+        assert (table["epsilon"] <= names["EPSILON"]).all()
+        assert table["accuracy"]["GLISTERDP, match"] > table["accuracy"]["RandomDP"]
+        assert "differentially private" in names["statement"]
