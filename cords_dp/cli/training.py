@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -103,11 +104,18 @@ def run(args: argparse.Namespace) -> int:
             apply_override(cfg, f"{key}={value}")
     suffix = "" if args.seed is None else f"-seed{args.seed}"
     out = args.out or Path("runs") / (Path(args.config).stem + suffix)
+    replaces = (out / "privacy.json").is_file() and not args.resume
     silent = args.quiet or args.json  # what a program reads is JSON from the first character on
     with joined_world() as world, console(not silent):
         result = run_experiment(cfg, out, progress=not silent)
     if world.main:
         print((out / "result.json").read_text() if args.json else "\n" + result.text())
+        if replaces:
+            print(
+                f"note: {out} held an earlier private run, whose files were replaced. Runs on the same records add up; "
+                "`cords-dp account --help` keeps the total",
+                file=sys.stderr,
+            )
     return 0
 
 

@@ -47,6 +47,7 @@ _NEXT = """What to try next:
                                                  a private MNIST model (fetches the data once)
   cords-dp data fetch adult                      a table of people, with a public schema; docs/your-own-data.md
   cords-dp report {out:<30} a page about these runs
+What the words of a statement mean: docs/privacy-statement.md.
 Where training and validation data are alike, or records are few, selection gains nothing: docs/results.md."""
 
 
@@ -59,6 +60,12 @@ def run_demo(
     rows, curves = [], {}
     for number, case in enumerate(_CASES, 1):
         begin = time.perf_counter()
+        if not quiet:  # before it runs, so that nobody waits in front of a screen that says nothing
+            print(
+                f"[{number}/{len(_CASES)}] {case.strategy:<10} {case.records:<42}",
+                end="\n" if verbose else "",
+                flush=True,
+            )
         # only the first is drawn: where others are measured midway, an accountant has work to do
         results = [_run(case, out, epsilon, seed + i, 100 if i else 2, verbose=verbose) for i in range(_RUNS)]
         accuracies = [100 * result.accuracy for result in results]
@@ -74,8 +81,7 @@ def run_demo(
         )
         curves[f"{case.strategy}, {case.records}"] = pd.read_csv(_folder(case, out, seed) / "metrics.csv")
         if not quiet:
-            seconds = time.perf_counter() - begin
-            print(f"[{number}/{len(_CASES)}] {case.strategy:<10} {case.records:<42} {seconds:5.1f} s", flush=True)
+            print(f" {time.perf_counter() - begin:5.1f} s", flush=True)
     table = pd.DataFrame(rows)
     out.mkdir(parents=True, exist_ok=True)
     table.to_csv(out / "demo.csv", index=False)
@@ -83,7 +89,7 @@ def run_demo(
     statement = json.loads((_folder(_CASES[-1], out, seed) / "privacy.json").read_text())["statement"]
     print(f"\n{table.to_string(index=False)}\n")
     print(textwrap.fill(f"What the last line promises: {statement}", 100))
-    print(f"\npicture: {picture}\nevery run's files: {out}/*/")
+    print(f"\npicture: {picture}\nevery run's files, with its whole statement in privacy.md: {out}/*/")
     if not quiet:
         print("\n" + _NEXT.format(out=str(out)))
     return table

@@ -38,12 +38,14 @@ from cords_dp.datasets import (
     checked_splits,
     cut_splits,
     data_binding,
+    described_rows,
     find_source,
     is_text,
     known_sizes,
     padded_splits,
     public_facts,
     public_length,
+    rows_of,
     sequential_batches,
     threads_for,
     whole_size,
@@ -85,6 +87,7 @@ from cords_dp.training.run import Run, resolve
 from cords_dp.training.source import build_source
 from cords_dp.training.stepping import build_engine
 from cords_dp.training.steps import ChargedSteps
+from cords_dp.training.threads import threads_for_steps
 
 _EVALUATION_BATCH = 1024
 _DATA_ARGUMENTS = ("trainset", "validset", "testset", "num_cls")
@@ -131,6 +134,7 @@ class TrainClassifier(toolkit.TrainClassifier):
         self._remarks: list[str] = []
         self._constants: PixelConstants | None = None  # of the configured dataset's pixels
         self._fit: dict[str, Any] | None = None
+        self._rows_of_train: np.ndarray | None = None
 
     # -- CORDS' building blocks -------------------------------------------------------------------
 
@@ -170,8 +174,10 @@ class TrainClassifier(toolkit.TrainClassifier):
             self._reset()
             self._built = given is None
             data = self._begin(given)
+            assert self.model is not None
             try:
-                self._train(data)
+                with threads_for_steps(self.model, self.record, self.run.batch_size):
+                    self._train(data)
             finally:
                 self.ledger.close()
                 if self._reservation is not None:
@@ -206,6 +212,7 @@ class TrainClassifier(toolkit.TrainClassifier):
         self._reserve()
         data = data or build_dataset(run.config, Streams(run.seed).numpy("data"), share)
         self._binding = data_binding(self.run.config, self.run.seed, data, built=self._built)
+        self._rows_of_train = rows_of(data.train) if self._built else None
         part = cut_splits(data, share)
         if self.plan is not None and self.world.size > 1:
             self._refuse_other_parts(share, part, self.plan)
@@ -279,9 +286,7 @@ class TrainClassifier(toolkit.TrainClassifier):
         if self.run.learning_rate is not None:
             return self.run.learning_rate
         assert self.plan is not None
-        rate = planned_learning_rate(self.run.config, self.plan, model)
-        self._remarks.append(f"Learning rate by the plan: {rate:.4g}.")
-        return rate
+        return planned_learning_rate(self.run.config, self.plan, model)
 
     def _open_log(self) -> None:
         """CORDS' constructor chooses the log's folder and format, so it is called here. Rank 0 alone writes."""
@@ -293,10 +298,12 @@ class TrainClassifier(toolkit.TrainClassifier):
         finally:
             self.cfg = cfg
         self.logger = own_logger(self.logger)
-        for remark in (*self.run.notes, *self._remarks):
-            self.logger.warning(remark)
+        for warning in (*self.run.notes, *self._remarks):
+            self.logger.warning(warning)
+        if self.run.planned_learning_rate:
+            self.logger.info("Learning rate by the plan: %.4g.", self.run.learning_rate)
         if self.run.device != str(self.run.config["train_args"].get("device") or "cpu"):
-            self.logger.warning("No CUDA on this machine: training on the CPU instead.")
+            self.logger.info("No CUDA on this machine: training on the CPU instead.")
 
     def _train(self, data: Splits) -> None:
         run, plan = self.run, self.plan
@@ -540,10 +547,14 @@ class TrainClassifier(toolkit.TrainClassifier):
         return float(round(seconds)) if self._secret_pool else seconds
 
     def published_subset(self) -> list[int]:
-        """Indices of the last subset. Only for subsets that were paid for or drawn without looking at the data."""
+        """Numbers in D of the last subset. Only where it was paid for, or drawn without looking at the data."""
         if self.plan is None or self.plan.secret_pool:
             raise MechanismError("the pool is secret state of the training mechanism and cannot be published")
         return [int(i) for i in self.progress.source.current.indices]
+
+    def published_rows(self) -> dict[str, Any]:
+        """``subset.json``: the same records by their rows in the file or the published set, for use elsewhere."""
+        return described_rows(self.run.config, self._rows_of_train, self.published_subset())
 
     def spent(self) -> Cost:
         """What has been charged so far, in (ε, δ)."""
