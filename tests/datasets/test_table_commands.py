@@ -41,9 +41,11 @@ def test_a_template_holds_names_and_what_was_declared(tmp_path, capsys):
         "columns": {"age": {"range": [0, 100]}, "sex": {"categories": ["Male", "Female"]}, "no": "TODO"},
         "ignore": [],
     }
-    assert "2 values to be filled in" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "2 values to be filled in" in told
+    assert "data check" in told
     assert not {"41", "7", "low,"} & set(out.read_text().split())
-    with pytest.raises(ConfigError, match=r"schema\.columns\.no = 'TODO': still to be filled in"):
+    with pytest.raises(ConfigError, match="'TODO': still to be filled in: column 'no', the target; .* `ignore`"):
         load_schema(out)
 
 
@@ -67,7 +69,7 @@ def test_storage_types_of_parquet_are_used(tmp_path):
     pq.write_table(table, tmp_path / "people.parquet")
     _, out = describe(tmp_path, "--target", "income", name="people.parquet")
     columns = yaml.safe_load(out.read_text())["columns"]
-    assert columns == {"age": {"range": "TODO"}, "sex": {"categories": "TODO"}, "born": "TODO"}
+    assert columns == {"age": {"range": "TODO"}, "sex": {"categories": "TODO"}, "born": {"range": "TODO"}}
 
 
 def test_a_file_without_a_header_is_described_by_the_names_given(tmp_path, capsys):
