@@ -6,8 +6,11 @@ import contextlib
 import logging
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
+from functools import partial
+
+from tqdm import tqdm
 
 from cords_dp.planning import PrivacyPlan
 from cords_dp.training.evaluation import History
@@ -75,11 +78,21 @@ def console(shown: bool) -> Iterator[None]:
 
 
 def _on_screen(handler: logging.Handler) -> logging.Handler:
-    if not _console.get() and not isinstance(handler, logging.FileHandler):
+    if isinstance(handler, logging.FileHandler) or not isinstance(handler, logging.StreamHandler):
+        return handler
+    if not _console.get():
         handler.setLevel(logging.WARNING)
-        if isinstance(handler, logging.StreamHandler):
-            handler.setStream(sys.stderr)  # stdout belongs to the result
+        handler.setStream(sys.stderr)  # stdout belongs to the result
+    handler.emit = partial(_emit_above_bars, handler, handler.emit)  # type: ignore[method-assign]
     return handler
+
+
+def _emit_above_bars(
+    handler: logging.StreamHandler, emit: Callable[[logging.LogRecord], None], record: logging.LogRecord
+) -> None:
+    """A line of its own: a progress bar steps aside and comes back below it."""
+    with tqdm.external_write_mode(file=handler.stream):
+        emit(record)
 
 
 def console_logger() -> logging.Logger:

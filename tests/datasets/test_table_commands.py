@@ -45,7 +45,7 @@ def test_a_template_holds_names_and_what_was_declared(tmp_path, capsys):
     assert "2 values to be filled in" in told
     assert "data check" in told
     assert not {"41", "7", "low,"} & set(out.read_text().split())
-    with pytest.raises(ConfigError, match="'TODO': still to be filled in: column 'no', the target; .* `ignore`"):
+    with pytest.raises(ConfigError, match=r"'TODO': still to be filled in: column 'no', the target; .* `ignore`"):
         load_schema(out)
 
 
