@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
         if replaces:
             print(
                 f"note: {out} held an earlier private run, whose files were replaced. Runs on the same records add up; "
-                "`cords-dp account --help` keeps the total",
+                "`cords-dp account` keeps the total",
                 file=sys.stderr,
             )
     return 0

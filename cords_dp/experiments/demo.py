@@ -7,6 +7,7 @@ which a validation set shows a few. Every strategy has the same (ε, δ); the ch
 from __future__ import annotations
 
 import json
+import shutil
 import textwrap
 import time
 from dataclasses import dataclass, field
@@ -41,7 +42,7 @@ _CASES = (
     _Case("GLISTERDP", "30 % an epoch, chosen privately (align)", {"fraction": 0.3, "mechanism": "align"}),
     _Case("GLISTERDP", "30 % an epoch, chosen privately (match)", {"fraction": 0.3, "mechanism": "match"}),
 )
-_NEXT = """What to try next:
+_NEXT = """What to try next{here}:
   cords-dp budget --n 50000 --epsilon 3          what a budget buys: noise, steps, the price of each mechanism
   cords-dp run --config configs/glister_dp_mnist.py
                                                  a private MNIST model (fetches the data once)
@@ -91,7 +92,8 @@ def run_demo(
     print(textwrap.fill(f"What the last line promises: {statement}", 100))
     print(f"\npicture: {picture}\nevery run's files, with its whole statement in privacy.md: {out}/*/")
     if not quiet:
-        print("\n" + _NEXT.format(out=str(out)))
+        here = "" if shutil.which("cords-dp") else " (in a clone, first `source .venv/bin/activate`)"
+        print("\n" + _NEXT.format(here=here, out=str(out)))
     return table
 
 

@@ -185,7 +185,7 @@ def _validation_sentence(plan: PrivacyPlan) -> str:
 def _published_sentence(plan: PrivacyPlan) -> str:
     if not plan.subset.publish_subset:
         return ""
-    if plan.mechanism is None:
+    if not plan.shape.rounds:
         return "subset.json, drawn without looking at the records; by itself it tells nothing about them."
     return (
         "subset.json, one of the outputs that the guarantee covers. Subset and model together cost what D costs in "
