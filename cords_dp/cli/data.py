@@ -73,17 +73,19 @@ def data_fetch(args: argparse.Namespace) -> int:
 def data_describe(args: argparse.Namespace) -> int:
     import yaml
 
-    from cords_dp.datasets.table.source import table_file
+    from cords_dp.datasets.table.source import single_column_hint, table_file
     from cords_dp.datasets.table.template import parse_categories, parse_range, schema_template
     from cords_dp.files import write_durably
 
     header = [name.strip() for name in args.header.split(",")] if args.header else None
+    file = table_file(args.file, header=header, target=args.target, delimiter=args.delimiter, key="FILE")
     text = schema_template(
-        table_file(args.file, header=header, target=args.target, delimiter=args.delimiter, key="FILE"),
+        file,
         target=args.target,
         ranges=dict(map(parse_range, args.range)),
         categories=dict(map(parse_categories, args.categories)),
         ignore=args.ignore,
+        hint=single_column_hint(file),
     )
     text += "" if header is None else f"header: {json.dumps(header, ensure_ascii=False)}\n"
     to_do = text.count("TODO") - 1

@@ -204,6 +204,13 @@ def table_file(where: Path, *, header: Sequence[str] | None, target: str, delimi
     return open_table(where, header=header, target=target, delimiter=delimiter or "")
 
 
+def single_column_hint(file: TableFile) -> str:
+    """What is likely where a table seems to have one column. Nothing of the file is quoted."""
+    if len(file.header) > 1 or file.path.suffix in (".parquet", ".npz"):
+        return ""
+    return "; it seems to have a single column: where fields are not separated by commas, say by what (delimiter)"
+
+
 def check_header(file: TableFile, schema: Schema, *, target: bool = True) -> None:
     """Refuse a file whose columns are not those of the schema.
 
@@ -218,7 +225,7 @@ def check_header(file: TableFile, schema: Schema, *, target: bool = True) -> Non
         shown = ", ".join(places[:10]) + (", …" if len(places) > 10 else "")
         raise DatasetUnavailableError(
             f"{name} has columns that the schema does not name (number {shown} of its header); add them to columns or "
-            "to ignore, or list the names under `header` if the file has none"
+            f"to ignore, or list the names under `header` if the file has none{single_column_hint(file)}"
         )
     for column in [*wanted, *([schema.target.name] if target else [])]:
         if column not in file.header:

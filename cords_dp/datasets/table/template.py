@@ -36,8 +36,9 @@ def schema_template(
     ranges: Mapping[str, tuple[Any, Any]],
     categories: Mapping[str, Sequence[str]],
     ignore: Sequence[str] = (),
+    hint: str = "",
 ) -> str:
-    """YAML for a file's columns, with what the user has declared about them."""
+    """YAML for a file's columns, with what the user has declared about them. ``hint``: for who names one in vain."""
     for option, names in (
         ("--target", [target]),
         ("--range", ranges),
@@ -46,7 +47,7 @@ def schema_template(
     ):
         for name in names:
             if name not in file.header:
-                raise ConfigError(option, name, f"{file.path.name} has no such column")
+                raise ConfigError(option, name, f"{file.path.name} has no such column{hint}")
     if twice := sorted(set(ranges) & set(categories)):
         raise ConfigError("--range", twice[0], "has categories, too; give one of them")
     lines = [_HEAD.format(name=file.path.name, todo=TODO), "target:", f"  name: {_quoted(target)}"]
