@@ -64,6 +64,19 @@ def log_results(logger: logging.Logger, kind: str, history: History, shown: Sequ
     logger.info("Total time taken by %s = %.4f ", kind, seconds)
 
 
+def progress_bar(name: str, steps: int, *, secret_pool: bool, shown: bool) -> tqdm:
+    return tqdm(
+        total=steps or None,
+        unit="step",
+        desc=name,
+        mininterval=0.5,
+        # where the pool is secret, the time of a step follows its size
+        bar_format="{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} steps" if secret_pool else None,
+        disable=not shown,
+        leave=False,
+    )
+
+
 _console: ContextVar[bool] = ContextVar("console", default=True)
 
 

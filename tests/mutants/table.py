@@ -92,8 +92,8 @@ _NOISE = [
     ),
     _mutant(
         "attempt-not-handed-over", "a resumed run replays masks and noise: the trainer does not count attempts",
-        "training/trainer.py",
-        ("attempt=self.ledger.attempts,", "attempt=0,"),
+        "training/streams.py",
+        ("attempt=ledger.attempts,", "attempt=0,"),
         KILLERS + "test_a_resumed_run_draws_other_masks_and_noise",
     ),
     _mutant(
@@ -228,8 +228,8 @@ _CLIPPING = [
         LOSSES + "test_a_record_s_error_has_nothing_to_do_with_others",
     ),
     _mutant(
-        "exact-loss-sent", "an exact metric of private records goes to Weights & Biases", "training/trainer.py",
-        ("        self._rows.log(row)\n", "        self._rows.log({**row, \"trn_loss\": 0.0})\n"),
+        "exact-loss-sent", "an exact metric of private records goes to Weights & Biases", "training/measuring.py",
+        ("        self.rows.log(row)\n", "        self.rows.log({**row, \"trn_loss\": 0.0})\n"),
         WANDB + "test_it_is_sent_what_the_table_of_metrics_holds",
     ),
     _mutant(
@@ -715,8 +715,8 @@ _ACCOUNTING = [
         KILLERS + "test_the_binding_tells_splits_apart",
     ),
     _mutant(
-        "account-not-asked", "a run with an account reserves nothing in it", "training/trainer.py",
-        ("if self.plan.privacy.account is not None and not self.plan.noiseless:", "if False:"),
+        "account-not-asked", "a run with an account reserves nothing in it", "training/continuing.py",
+        ("if plan.privacy.account is not None and not plan.noiseless:", "if False:"),
         KILLERS + "test_a_run_beyond_its_account_is_refused_before_data_is_read",
     ),
     _mutant(
