@@ -845,6 +845,24 @@ _LEAKS = [
         ("return float(round(seconds)) if self._secret_pool else seconds", "return seconds"),
         KILLERS + "test_a_secret_pool_shows_whole_seconds_only",
     ),
+    _mutant(
+        "exact-time-of-events", "TensorBoard's events tell the time of an epoch to the microsecond",
+        "training/tensorboard.py",
+        ("now = float(int(time.time()))", "now = time.time()"),
+        "training/test_tensorboard.py::test_it_is_given_what_the_table_of_metrics_holds",
+    ),
+    _mutant(
+        "statement-of-another-run", "the statement of an earlier private run stays beside a model without privacy",
+        "experiments/run.py",
+        ("    _remove_earlier(out)\n", ""),
+        "experiments/test_run.py::test_a_statement_never_stays_beside_another_run_s_model",
+    ),
+    _mutant(
+        "labels-by-row", "a published subset of a folder tells labels by the order of its files",
+        "training/run.py",
+        ('if run.subset.publish_subset and run.section("dataset").get("name") == "folder":', "if False:"),
+        "experiments/test_run.py::test_a_subset_of_a_folder_by_class_is_not_published",
+    ),
 ]  # fmt: skip
 
 _TABLES = [
