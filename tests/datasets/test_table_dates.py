@@ -43,6 +43,13 @@ def test_what_is_no_date_is_missing_and_touches_no_other_value():
     assert numbers("nonsense", "2020-03-01", "")[1] == alone
 
 
+@pytest.mark.parametrize("stored", [pa.timestamp("s"), pa.timestamp("ms", tz="UTC"), pa.date64()])
+def test_a_date_that_no_calendar_has_ends_no_run(stored):
+    extreme = pa.array([2**62, -(2**62), 18_262 * 86_400], pa.int64()).cast(stored)
+    rows = Encoding(read_schema(PLAIN)).rows({"seen": extreme, "ill": pa.array(["no"] * 3)})
+    assert np.isfinite(rows["numbers"]).all()  # moved to an end of the range, as any value outside of it
+
+
 def test_the_schema_survives_json():
     schema = read_schema(PLAIN)
     plain = json.loads(json.dumps(schema.to_plain()))

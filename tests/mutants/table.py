@@ -887,8 +887,8 @@ _TABLES = [
     _mutant(
         "one-bad-number-spoils-all", "a value that is no number makes those of other records missing",
         "datasets/table/encoding.py",
-        ("    return _in_groups(encoded.dictionary).take(encoded.indices)\n",
-         "    return pa.nulls(len(encoded), pa.float64())\n"),
+        ("    return _in_groups(encoded.dictionary, kind).take(encoded.indices)\n",
+         "    return pa.nulls(len(encoded), kind)\n"),
         TABLE + "test_a_record_becomes_the_same_alone_and_among_others",
     ),
     _mutant(
