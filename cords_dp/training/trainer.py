@@ -252,10 +252,15 @@ class TrainClassifier(toolkit.TrainClassifier):
             self.logger.info("No CUDA on this machine: training on the CPU instead.")
 
     def _train(self, data: Splits) -> None:
-        run, plan = self.run, self.plan
-        assert self.model is not None
-        model, (_, criterion) = self.model, self.loss_function()
-        saved = self._saved
+        _, criterion = self.loss_function()
+        self._loop(self._prepare(data, criterion), criterion)
+        self.model = self._released()
+        self._log_end()
+
+    def _prepare(self, data: Splits, criterion: nn.Module) -> int:
+        """Open the ledger and build everything that takes steps and measures; return the epochs already done."""
+        run, plan, model, saved = self.run, self.plan, self.model, self._saved
+        assert model is not None
         self.ledger = shared_ledger(run, plan, self.world, saved=saved, binding=self._binding, name=self._name)
         streams = run_streams(run, plan, self.ledger, self.world)
         if plan is not None or run.seed is not None:
@@ -269,27 +274,34 @@ class TrainClassifier(toolkit.TrainClassifier):
         average = WeightAverage(model, decay) if decay else None
         source = build_source(run, plan, self.ledger, streams, data, model, criterion, optimizer, average, self.logger)
         self.progress = Progress(model, optimizer, scheduler, source, average, self.history)
-        start_epoch = continued(self.progress, run, plan, self.ledger, self.world, saved=saved, logger=self.logger)
+        done = continued(self.progress, run, plan, self.ledger, self.world, saved=saved, logger=self.logger)
         self.train_seconds = float(self.history.last("time", 0.0))
-        noise = noise_source(streams.numpy("noise"), secure=bool(plan and plan.privacy.secure_noise))
-        steps = ChargedSteps(self.ledger, noise)
-        engine = build_engine(run, plan, data, model, optimizer, criterion, streams, steps)
-        if isinstance(engine, PrivateEngine):
-            self.logger.info("Per-example gradients by Opacus, mode %s.", engine.mode)
-        if plan is not None:
-            coins = streams.numpy("batches", rank=self.world.rank)  # each process tosses for its own records
-            self._epochs = PrivateEpochs(run, plan, data.train, self.progress, engine, steps, coins, self.world)
-        else:
-            self._epochs = CordsEpochs(run, source, engine)
+        self._epochs = self._build_epochs(data, streams, criterion)
         wanted = run.config["train_args"].get("print_args") or ["tst_loss", "tst_acc", "time"]
         metrics = allowed_metrics(wanted, plan, self.logger)
         self._measuring = Measuring(
             run, plan, self.ledger, data, self.world, self.history, metrics, self._rows, self.logger
         )
         log_plan(run, plan, self.logger)
-        refused, trained = None, start_epoch
-        with self._progress_bar() as bar, threads_for(data.train):
-            for epoch in range(start_epoch + 1, run.epochs + 1):
+        return done
+
+    def _build_epochs(self, data: Splits, streams: Streams, criterion: nn.Module) -> PrivateEpochs | CordsEpochs:
+        run, plan, progress = self.run, self.plan, self.progress
+        noise = noise_source(streams.numpy("noise"), secure=bool(plan and plan.privacy.secure_noise))
+        steps = ChargedSteps(self.ledger, noise)
+        engine = build_engine(run, plan, data, progress.model, progress.optimizer, criterion, streams, steps)
+        if isinstance(engine, PrivateEngine):
+            self.logger.info("Per-example gradients by Opacus, mode %s.", engine.mode)
+        if plan is None:
+            return CordsEpochs(run, progress.source, engine)
+        coins = streams.numpy("batches", rank=self.world.rank)  # each process tosses for its own records
+        return PrivateEpochs(run, plan, data.train, progress, engine, steps, coins, self.world)
+
+    def _loop(self, done: int, criterion: nn.Module) -> None:
+        assert self.data is not None
+        refused, trained = None, done
+        with self._progress_bar() as bar, threads_for(self.data.train):
+            for epoch in range(done + 1, self.run.epochs + 1):
                 try:
                     subset_metrics = self._train_epoch(epoch, partial(self._after_step, bar))
                 except BudgetExceededError as error:  # an interrupted run spent it; later epochs may have their own
@@ -299,8 +311,6 @@ class TrainClassifier(toolkit.TrainClassifier):
                 self._after_epoch(epoch, subset_metrics, criterion)
         if refused is not None:
             self._ended_early(refused, trained, criterion)
-        self.model = self._released()
-        self._log_end()
 
     def _ended_early(self, refused: BudgetExceededError, trained: int, criterion: nn.Module) -> None:
         if trained == 0:  # there is no model to keep
