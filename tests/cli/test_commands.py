@@ -14,6 +14,7 @@ from conftest import REPOSITORY
 
 import cords_dp
 from cords_dp.cli import EXIT_CODES, build_parser, guarded, main
+from cords_dp.cli.arguments import loading
 from cords_dp.cli.installation import REQUIRED
 
 CONFIGS = REPOSITORY / "configs"
@@ -149,3 +150,16 @@ def test_what_is_required_is_what_the_package_says():
     imported = {"absl-py": "absl", "pyyaml": "yaml", "pillow": "PIL", "scikit-learn": "sklearn"}
     names = [re.match(r"[\w-]+", line)[0] for line in listed]
     assert {imported.get(name, name.replace("-", "_")) for name in names} == REQUIRED
+
+
+def test_a_terminal_says_that_it_is_loading_and_a_file_does_not(capsys, monkeypatch):
+    with loading(True):
+        pass
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    with loading(True):
+        pass
+    assert capsys.readouterr().err == "loading PyTorch …\r\033[K"
+    with loading(False):
+        pass
+    assert capsys.readouterr().err == ""
