@@ -12,14 +12,16 @@ help:  ## list the targets
 install: $(STAMP)  ## set up .venv
 
 $(STAMP): pyproject.toml
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --upgrade pip
+	@echo "Installing into .venv: a few minutes and up to 7 GB, most of it PyTorch. Only once."
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet -e '.[dev]'
 	$(BIN)/python -m pip install --quiet --no-deps cords==0.0.4
 	@touch $(STAMP)
+	@echo "Installed. To use it in this shell: source .venv/bin/activate"
 
 demo: $(STAMP)  ## train privately on embedded data; a table and a picture
-	$(BIN)/python -m cords_dp demo
+	@$(BIN)/python -m cords_dp demo
 
 # one process per core; a file's tests stay together because they share fixtures
 test: $(STAMP)  ## the fast tests (what CI runs)

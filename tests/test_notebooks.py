@@ -9,8 +9,6 @@ import pytest
 from conftest import REPOSITORY
 
 NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
-# three trainings, whose noise is calibrated by the accountants that a user would have
-MARKED = [pytest.param(p, marks=[pytest.mark.slow] if "first" in p.stem else [], id=p.stem) for p in NOTEBOOKS]
 
 
 def run(path) -> dict:
@@ -28,7 +26,7 @@ def test_there_are_two_and_they_hold_no_output():
         assert not any(cell.get("outputs") for cell in cells)
 
 
-@pytest.mark.parametrize("path", MARKED)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_the_notebook_runs(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = run(path)

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from cords_dp import __version__
 from cords_dp.cli import auditing, completion, data, experiments, planning, training
 from cords_dp.cli.arguments import Handler, add_loudness
+from cords_dp.cli.installation import is_required, missing_package
 from cords_dp.errors import CordsDPError
 
 EXIT_CODES = """exit codes:
@@ -69,6 +70,11 @@ def guarded(handler: Handler, args: argparse.Namespace) -> int:
         return handler(args)
     except CordsDPError as error:
         return _refused(str(error), args)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").split(".")[0]
+        if not is_required(package):
+            raise
+        return _refused(missing_package(package), args)
     except BrokenPipeError:  # whoever read the output has seen enough, e.g. head
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - Python flushes it once more when it exits
         return 0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +72,19 @@ def add_law(parser: argparse.ArgumentParser, *, default: float | None) -> None:
     parser.add_argument(
         "--law", default="geometric", help="of the number of trials: geometric (default), logarithmic or a shape"
     )
+
+
+@contextlib.contextmanager
+def loading(shown: bool) -> Iterator[None]:
+    """A word on a terminal while PyTorch is imported, which takes seconds; it is gone afterwards."""
+    shown = shown and sys.stderr.isatty()
+    if shown:
+        print("loading PyTorch …", end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        if shown:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 def positive(text: str) -> int:

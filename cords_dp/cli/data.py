@@ -1,4 +1,4 @@
-"""``cords-dp data``: public schemas of tables, and an example of a table."""
+"""``cords-dp data``: public schemas of tables, and published sets to begin with."""
 
 from __future__ import annotations
 
@@ -10,23 +10,31 @@ from typing import Any
 from cords_dp.cli.arguments import add_command, add_json
 from cords_dp.errors import ConfigError
 
+FETCHED = {
+    "adult": "UCI's census data, 32,561 and 16,281 people, as CSV files with a public schema (5 MB)",
+    "mnist": "60,000 and 10,000 handwritten digits, 28 × 28 (55 MB)",
+    "cifar10": "50,000 and 10,000 small photographs in ten classes, 32 × 32 (185 MB)",
+}
+
 
 def add_commands(commands: Any) -> None:
     parser = add_command(
         commands,
         "data",
         None,
-        "tables: write and check a public schema; fetch an example",
+        "fetch published data; of tables of one's own, write and check a public schema",
         "data fetch adult",
+        "data fetch cifar10",
         "data describe mine.csv --target income --range age=0:100 --public-schema mine.yaml",
         "data check mine.csv --schema mine.yaml",
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    fetch = add_command(
-        actions, "fetch", data_fetch, "UCI's Adult as CSV files with a schema, as an example of a table"
+    fetch = add_command(actions, "fetch", data_fetch, "fetch a published set once; runs then find it in the folder")
+    known = "; ".join(f"{name}: {what}" for name, what in FETCHED.items())
+    fetch.add_argument("name", choices=tuple(FETCHED), metavar="NAME", help=known)
+    fetch.add_argument(
+        "--out", type=Path, default=Path("data"), help="folder, which a config calls dataset.datadir (default: data)"
     )
-    fetch.add_argument("name", choices=("adult",), metavar="NAME", help="adult")
-    fetch.add_argument("--out", type=Path, default=Path("data"), help="folder (default: data)")
     describe = add_command(actions, "describe", data_describe, "write a schema to be filled in, from the header alone")
     describe.add_argument("file", type=Path, metavar="FILE", help="a .csv, .parquet or .npz file")
     describe.add_argument("--target", required=True, metavar="COLUMN", help="the column to predict")
@@ -48,9 +56,16 @@ def add_commands(commands: Any) -> None:
 
 
 def data_fetch(args: argparse.Namespace) -> int:
-    from cords_dp.datasets.adult import SCHEMA, fetch_adult
+    if args.name == "adult":
+        from cords_dp.datasets.adult import SCHEMA, fetch_adult
 
-    for path in (*fetch_adult(args.out), args.out / SCHEMA.name):
+        paths = [*fetch_adult(args.out), args.out / SCHEMA.name]
+    else:
+        from cords_dp.datasets.fetch import image_arrays, image_file
+
+        image_arrays(args.name, args.out)  # a file that was there is looked at, too
+        paths = [image_file(args.name, args.out)]
+    for path in paths:
         print(path)
     return 0
 
@@ -58,17 +73,19 @@ def data_fetch(args: argparse.Namespace) -> int:
 def data_describe(args: argparse.Namespace) -> int:
     import yaml
 
-    from cords_dp.datasets.table.source import table_file
+    from cords_dp.datasets.table.source import single_column_hint, table_file
     from cords_dp.datasets.table.template import parse_categories, parse_range, schema_template
     from cords_dp.files import write_durably
 
     header = [name.strip() for name in args.header.split(",")] if args.header else None
+    file = table_file(args.file, header=header, target=args.target, delimiter=args.delimiter, key="FILE")
     text = schema_template(
-        table_file(args.file, header=header, target=args.target, delimiter=args.delimiter, key="FILE"),
+        file,
         target=args.target,
         ranges=dict(map(parse_range, args.range)),
         categories=dict(map(parse_categories, args.categories)),
         ignore=args.ignore,
+        hint=single_column_hint(file),
     )
     text += "" if header is None else f"header: {json.dumps(header, ensure_ascii=False)}\n"
     to_do = text.count("TODO") - 1
@@ -83,7 +100,8 @@ def data_describe(args: argparse.Namespace) -> int:
     elif args.public_schema is None:
         print(text, end="")
     else:
-        print(f"schema: {args.public_schema} ({to_do} values to be filled in)")
+        print(f"schema: {args.public_schema} ({to_do} values to be filled in, each marked TODO)")
+        print(f"then:   cords-dp data check {args.file} --schema {args.public_schema}")
     return 0
 
 

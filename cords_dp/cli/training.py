@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
 from cords_dp.cli import arguments
-from cords_dp.cli.arguments import add_backend, add_command, add_config, add_json, add_law, load, out_of
+from cords_dp.cli.arguments import add_backend, add_command, add_config, add_json, add_law, load, loading, out_of
 
 
 def add_commands(commands: Any) -> None:
@@ -86,10 +87,12 @@ def add_run_arguments(parser: argparse.ArgumentParser, *, loudness: bool = True)
 
 
 def run(args: argparse.Namespace) -> int:
-    from cords_dp.config import apply_override
-    from cords_dp.distributed import joined_world
-    from cords_dp.experiments.run import run_experiment
-    from cords_dp.training.logs import console
+    silent = args.quiet or args.json  # what a program reads is JSON from the first character on
+    with loading(not silent):
+        from cords_dp.config import apply_override
+        from cords_dp.distributed import joined_world
+        from cords_dp.experiments.run import run_experiment
+        from cords_dp.training.logs import console
 
     cfg = load(args)
     given = {
@@ -103,11 +106,17 @@ def run(args: argparse.Namespace) -> int:
             apply_override(cfg, f"{key}={value}")
     suffix = "" if args.seed is None else f"-seed{args.seed}"
     out = args.out or Path("runs") / (Path(args.config).stem + suffix)
-    silent = args.quiet or args.json  # what a program reads is JSON from the first character on
+    replaces = (out / "privacy.json").is_file() and not args.resume
     with joined_world() as world, console(not silent):
         result = run_experiment(cfg, out, progress=not silent)
     if world.main:
         print((out / "result.json").read_text() if args.json else "\n" + result.text())
+        if replaces:
+            print(
+                f"note: {out} held an earlier private run, whose files were replaced. Runs on the same records add up; "
+                "`cords-dp account` keeps the total",
+                file=sys.stderr,
+            )
     return 0
 
 
@@ -128,7 +137,8 @@ def tune(args: argparse.Namespace) -> int:
 
 
 def predict(args: argparse.Namespace) -> int:
-    from cords_dp.prediction import load_model
+    with loading(not args.quiet):
+        from cords_dp.prediction import load_model
 
     model = load_model(args.run, weights=args.weights, features=args.features)
     frame = model.predict_file(args.input, out=args.out, progress=not args.quiet)
@@ -137,7 +147,8 @@ def predict(args: argparse.Namespace) -> int:
 
 
 def demo(args: argparse.Namespace) -> int:
-    from cords_dp.experiments.demo import run_demo
+    with loading(not args.quiet):
+        from cords_dp.experiments.demo import run_demo
 
     run_demo(args.out, epsilon=args.epsilon, seed=args.seed, verbose=args.verbose, quiet=args.quiet)
     return 0

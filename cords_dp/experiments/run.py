@@ -52,9 +52,17 @@ class RunResult:
         else:
             lines.append(f"epsilon         {self.epsilon:.4f} of {self.epsilon_allowed:g}")
             lines.append(f"delta           {self.delta:.3g}")
-        lines.append(f"seconds         {self.train_seconds:.1f} training, {self.selection_seconds:.1f} selecting")
+        training, selecting = _in_words(self.train_seconds), _in_words(self.selection_seconds)
+        lines.append(f"seconds         {training} training, {selecting} selecting")
         lines.append(f"results in      {self.out}")
+        if math.isfinite(self.epsilon_allowed):
+            lines.append(f"the guarantee   {Path(self.out) / 'privacy.md'}")
         return "\n".join(lines)
+
+
+def _in_words(seconds: float) -> str:
+    """Where the pool is secret seconds are whole ones, and 0 would read as if nothing had been done."""
+    return f"{seconds:.1f}" if seconds >= 1 else "under 1"
 
 
 def run_experiment(cfg: DotMap | dict[str, Any], out: str | Path, *, progress: bool = True) -> RunResult:
@@ -85,6 +93,7 @@ def run_and_hand_over(
     if out.is_dir():
         remove_stale(out)  # of an attempt that was killed
     trainer.train()
+    _remove_earlier(out)
     write_durably(out / "config.yaml", yaml.safe_dump(to_plain(trainer.run.config), sort_keys=False))
     trainer.history.to_csv(out / "metrics.csv")
     if trainer.plan is not None:
@@ -95,13 +104,23 @@ def run_and_hand_over(
     write_durably(out / MODEL_CARD, card.to_json())
     write_durably(out / "model.pt", _weights(trainer))
     if trainer.run.subset.publish_subset:
-        write_durably(out / "subset.json", json.dumps(sorted(trainer.published_subset())))
+        write_durably(out / "subset.json", json.dumps(trainer.published_rows()))
     if about := about_run(trainer, out, card.classes):
         write_durably(out / "about.json", json.dumps(about, indent=2))
     result = _summary(trainer, out)
     facts = {**asdict(result), "versions": versions()}
     write_durably(out / "result.json", json.dumps(_json_safe(facts), indent=2))
     return trainer, result
+
+
+# What a run releases, and what is said about it.
+_RELEASED = ("model.pt", "model.json", "subset.json", "about.json", "result.json", "privacy.md", "privacy.json")
+
+
+def _remove_earlier(out: Path) -> None:
+    """Files of an earlier run in the same folder: this one may have fewer, and a statement belongs to one model."""
+    for name in _RELEASED:
+        (out / name).unlink(missing_ok=True)
 
 
 def _into(cfg: DotMap | dict[str, Any], out: Path) -> DotMap:

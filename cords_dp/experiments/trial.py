@@ -27,6 +27,7 @@ from cords_dp.models.card import FILE as MODEL_CARD
 from cords_dp.planning import Release
 from cords_dp.training import TrainClassifier
 from cords_dp.training.evaluation import evaluate
+from cords_dp.training.records import evaluation_batches
 
 SCORE = "score.json"
 MODEL = "model.pt"
@@ -48,7 +49,7 @@ def noisy_score(trainer: TrainClassifier, release: Release) -> float:
     assert trainer.data is not None
     assert trainer.model is not None
     validation, (_, criterion) = trainer.data.validation, trainer.loss_function()
-    batches, size = trainer._evaluation_batches(validation), len(validation)  # type: ignore[arg-type]
+    batches, size = evaluation_batches(validation, trainer.run), len(validation)  # type: ignore[arg-type]
     _, accuracy = evaluate(trainer.model, batches, criterion, trainer.run.device)
     allowance = () if release.event is None else (Entry(VALIDATION_DATA, release.phase, release.event),)
     releases = Releases(

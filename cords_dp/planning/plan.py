@@ -217,6 +217,10 @@ class Cost:
     def delta(self) -> float:
         return max(b.delta for b in (self.training_data, self.validation_data) if b is not None)
 
+    def __str__(self) -> str:
+        alone = ", ".join(f"{phase} {bound.epsilon:.4f}" for phase, bound in self.phases.items())
+        return f"epsilon {self.epsilon:.4f} at delta {self.delta:.3g} (phases, taken alone: {alone})"
+
 
 def amplified(epsilon: float, inclusion: float) -> float:
     """ε of a mechanism that runs on a secret subset.

@@ -57,6 +57,7 @@ def privacy_report(plan: PrivacyPlan, ledger: Ledger, *, unused_keys: Sequence[s
         "membership_risk": _risk(plan).to_dict(),
         "nist_sp_800_226": _evaluation_fields(plan),
         "validation_set": _validation_sentence(plan),
+        "published_subset": _published_sentence(plan),
         "price_of_selection": price_sentence(plan),
         "mechanisms": mechanism_rows(plan),
         "unused_keys": list(unused_keys),
@@ -106,6 +107,7 @@ def privacy_markdown(report: dict[str, Any]) -> str:
         f"- Unit: {report['unit']}.",
         f"- Neighbouring relation: {report['neighbouring_relation']}.",
         f"- Validation set: {report['validation_set']}",
+        *([f"- Published subset: {report['published_subset']}"] if report.get("published_subset") else []),
         *_unused_sentence(report.get("unused_keys") or ()),
         "",
         "## Not covered",
@@ -130,11 +132,15 @@ def _guarantee(plan: PrivacyPlan) -> str:
             f"δ = {cost.delta / plan.inclusion:.3g})-differentially private for the records in it."
         )
     return (
-        f"The released model and every other output of this run, except {', '.join(exceptions)}, are "
+        f"The released model and every other output of this run, except {_listed(exceptions)}, are "
         f"(ε = {cost.epsilon:.4f}, δ = {cost.delta:.3g})-differentially private for zero-out of one record of the "
         f"training set{both}.{conditions} This is the cost of the whole planned schedule; stopping early does not "
         "lower it."
     )
+
+
+def _listed(things: Sequence[str]) -> str:
+    return f"{', '.join(things[:-1])} and {things[-1]}"
 
 
 def _risk(plan: PrivacyPlan) -> MembershipRisk:
@@ -174,6 +180,18 @@ def _validation_sentence(plan: PrivacyPlan) -> str:
     if plan.privacy.validation == "public":
         return "declared PUBLIC by the user; its records have no protection."
     return "private; what is read of it is released by the Gaussian mechanism and charged to V's own ledger."
+
+
+def _published_sentence(plan: PrivacyPlan) -> str:
+    if not plan.subset.publish_subset:
+        return ""
+    if not plan.shape.rounds:
+        return "subset.json, drawn without looking at the records; by itself it tells nothing about them."
+    return (
+        "subset.json, one of the outputs that the guarantee covers. Subset and model together cost what D costs in "
+        "total. That a record has its row number is taken as public: in a file that is sorted by its labels, row "
+        "numbers tell labels."
+    )
 
 
 def price_sentence(plan: PrivacyPlan) -> str:

@@ -79,7 +79,8 @@ def _sweep_parts(folder: Path) -> list[str]:
     frame = pd.read_csv(folder / "runs.csv")
     if frame.empty:
         return ["<p>No run has finished.</p>", *_failures(folder)]
-    parts = [f"<p>{len(frame)} runs, {frame['seed'].nunique()} seeds. Test accuracy in percent, mean ± std.</p>"]
+    runs, seeds = _counted(len(frame), "run"), _counted(frame["seed"].nunique(), "seed")
+    parts = [f"<p>{runs}, {seeds}. Test accuracy in percent, mean ± std.</p>"]
     if {"dataset", "method", "budget", "share"} <= set(frame.columns):
         for title, table in accuracy_tables(frame).items():
             parts.append(f"<h3>{html.escape(title)}</h3>{_table(table)}")
@@ -92,7 +93,22 @@ def _sweep_parts(folder: Path) -> list[str]:
     parts += [f"<h3>Time</h3>{_time_figure(frame, by)}", *_failures(folder)]
     shown = _representative(frame)
     run, whose = folder / "runs" / shown["config_hash"], f"{shown.get('method', shown['strategy'])}"
-    return _privacy_parts(run, whose) + parts + _run_parts(run, whose)
+    return _privacy_parts(run, whose) + _all_together(frame) + parts + _run_parts(run, whose)
+
+
+def _all_together(frame: pd.DataFrame) -> list[str]:
+    """One run's statement stands above; whoever sees several runs on private records has to add them up."""
+    private = int((frame["epsilon_allowed"] < math.inf).sum()) if "epsilon_allowed" in frame else 0
+    if private < 2:
+        return []
+    return [
+        f"<p class=note>This is the statement of one of {private} private runs. Each has its own, and runs on the same "
+        "records add up: publishing all of them costs more than one.</p>"
+    ]
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _representative(frame: pd.DataFrame) -> pd.Series:
@@ -128,8 +144,12 @@ def _time_figure(frame: pd.DataFrame, by: list[str]) -> str:
 
 def _result_table(folder: Path) -> str:
     result = _json(folder / "result.json")
-    rows = [(_words(key), value) for key, value in result.items() if not isinstance(value, dict) and key != "out"]
-    return _table(pd.DataFrame(rows, columns=["result", "value"]))
+    rows = [
+        (_words(key), "under 1" if key.endswith("seconds") and value < 1 else value)  # 0 reads as if nothing was done
+        for key, value in result.items()
+        if value is not None and not isinstance(value, dict) and key != "out"
+    ]
+    return _table(pd.DataFrame(rows, columns=["result", "value"]), sortable=False)
 
 
 def _words(key: str) -> str:
@@ -227,7 +247,7 @@ def _epsilon_figure(metrics: pd.DataFrame) -> str:
 _LONG = 24  # characters; a cell of more is a sentence, which may be broken into lines
 
 
-def _table(table: pd.DataFrame) -> str:
+def _table(table: pd.DataFrame, *, sortable: bool = True) -> str:
     """A table that a click on a heading sorts (page.js), in a box of its own that scrolls on a narrow screen."""
     right = [place > 0 and _numeric(table[name]) for place, name in enumerate(table)]  # the first names the row
     head = "".join(_cell("th", str(name), number) for name, number in zip(table.columns, right, strict=True))
@@ -236,7 +256,8 @@ def _table(table: pd.DataFrame) -> str:
         for row in table.itertuples(index=False)
     ]
     body = "".join(f"<tr>{line}</tr>" for line in lines)
-    return f"<div class=scroll><table class=sortable><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    kind = " class=sortable" if sortable else ""
+    return f"<div class=scroll><table{kind}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
 
 
 def _numeric(column: pd.Series) -> bool:

@@ -6,8 +6,11 @@ import contextlib
 import logging
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
+from functools import partial
+
+from tqdm import tqdm
 
 from cords_dp.planning import PrivacyPlan
 from cords_dp.training.evaluation import History
@@ -61,6 +64,19 @@ def log_results(logger: logging.Logger, kind: str, history: History, shown: Sequ
     logger.info("Total time taken by %s = %.4f ", kind, seconds)
 
 
+def progress_bar(name: str, steps: int, *, secret_pool: bool, shown: bool) -> tqdm:
+    return tqdm(
+        total=steps or None,
+        unit="step",
+        desc=name,
+        mininterval=0.5,
+        # where the pool is secret, the time of a step follows its size
+        bar_format="{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} steps" if secret_pool else None,
+        disable=not shown,
+        leave=False,
+    )
+
+
 _console: ContextVar[bool] = ContextVar("console", default=True)
 
 
@@ -75,11 +91,21 @@ def console(shown: bool) -> Iterator[None]:
 
 
 def _on_screen(handler: logging.Handler) -> logging.Handler:
-    if not _console.get() and not isinstance(handler, logging.FileHandler):
+    if isinstance(handler, logging.FileHandler) or not isinstance(handler, logging.StreamHandler):
+        return handler
+    if not _console.get():
         handler.setLevel(logging.WARNING)
-        if isinstance(handler, logging.StreamHandler):
-            handler.setStream(sys.stderr)  # stdout belongs to the result
+        handler.setStream(sys.stderr)  # stdout belongs to the result
+    handler.emit = partial(_emit_above_bars, handler, handler.emit)  # type: ignore[method-assign]
     return handler
+
+
+def _emit_above_bars(
+    handler: logging.StreamHandler, emit: Callable[[logging.LogRecord], None], record: logging.LogRecord
+) -> None:
+    """A line of its own: a progress bar steps aside and comes back below it."""
+    with tqdm.external_write_mode(file=handler.stream):
+        emit(record)
 
 
 def console_logger() -> logging.Logger:

@@ -242,6 +242,13 @@ def _check_publishing(run: Run) -> None:
             "the pool of this strategy is secret state of the training mechanism (or all records); to publish a subset "
             f"use RandomDP, or GLISTERDP with one of the mechanisms {paid}",
         )
+    if run.subset.publish_subset and run.section("dataset").get("name") == "folder":
+        raise ConfigError(
+            "dss_args.publish_subset",
+            True,
+            "images in a folder are named and ordered by their class, so a published subset would tell labels that "
+            "nobody paid for; store them as arrays (dataset.name='arrays'), in an order that tells nothing",
+        )
 
 
 def _with_defaults(config: Mapping[str, Any], strategy: Strategy, subset: SubsetSettings) -> Mapping[str, Any]:

@@ -11,9 +11,8 @@ before a file is written or a record is read.
 from __future__ import annotations
 
 import logging
-import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -24,69 +23,65 @@ import torch
 from dotmap import DotMap
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, Dataset
 from tqdm import tqdm
 
 from cords_dp import toolkit
-from cords_dp.accounting import Account, Ledger, Reservation
-from cords_dp.config import config_digest, load_config, thawed_copy
+from cords_dp.accounting import Ledger
+from cords_dp.config import load_config, thawed_copy
 from cords_dp.datasets import (
     PixelConstants,
-    Share,
     Splits,
     build_dataset,
-    checked_splits,
     cut_splits,
     data_binding,
+    described_rows,
     find_source,
-    is_text,
     known_sizes,
-    padded_splits,
     public_facts,
-    public_length,
-    sequential_batches,
+    rows_of,
     threads_for,
     whole_size,
-    with_features,
 )
 from cords_dp.distributed import current_world
-from cords_dp.errors import BudgetExceededError, ConfigError, MechanismError
+from cords_dp.errors import BudgetExceededError, MechanismError
 from cords_dp.mechanisms.noise import noise_source
 from cords_dp.models import build_model, check_input, check_outputs, make_private_ready
 from cords_dp.planning import Cost, PrivacyPlan
-from cords_dp.planning.mechanism import registered_mechanisms
 from cords_dp.seeding import Streams, seed_global_generators
 from cords_dp.training.averaging import WeightAverage
 from cords_dp.training.checkpoint import (
     Progress,
     checkpoint_path,
-    load_checkpoint,
-    open_ledger,
-    refuse_foreign,
     run_id,
     save_checkpoint,
 )
+from cords_dp.training.continuing import continued, reserved, resumes, shared_ledger
 from cords_dp.training.engine import PrivateEngine
 from cords_dp.training.epochs import CordsEpochs, PrivateEpochs
-from cords_dp.training.evaluation import History, evaluate
+from cords_dp.training.evaluation import History
 from cords_dp.training.logs import (
     allowed_metrics,
     console_logger,
     log_plan,
     log_results,
     own_logger,
+    progress_bar,
     quiet_libraries,
 )
 from cords_dp.training.losses import RecordMSELoss
+from cords_dp.training.measuring import Measuring
 from cords_dp.training.optim import build_optimizer, build_scheduler, planned_learning_rate
+from cords_dp.training.parts import refuse_other_parts, refuse_what_needs_all_records, share_of
 from cords_dp.training.preparation import prepared_splits, released_fit
+from cords_dp.training.records import featured, padding_in_words, readable
 from cords_dp.training.row_loggers import row_logger
 from cords_dp.training.run import Run, resolve
 from cords_dp.training.source import build_source
 from cords_dp.training.stepping import build_engine
 from cords_dp.training.steps import ChargedSteps
+from cords_dp.training.streams import run_streams
+from cords_dp.training.threads import threads_for_steps
 
-_EVALUATION_BATCH = 1024
 _DATA_ARGUMENTS = ("trainset", "validset", "testset", "num_cls")
 
 
@@ -131,6 +126,7 @@ class TrainClassifier(toolkit.TrainClassifier):
         self._remarks: list[str] = []
         self._constants: PixelConstants | None = None  # of the configured dataset's pixels
         self._fit: dict[str, Any] | None = None
+        self._rows_of_train: np.ndarray | None = None
 
     # -- CORDS' building blocks -------------------------------------------------------------------
 
@@ -170,8 +166,10 @@ class TrainClassifier(toolkit.TrainClassifier):
             self._reset()
             self._built = given is None
             data = self._begin(given)
+            assert self.model is not None
             try:
-                self._train(data)
+                with threads_for_steps(self.model, self.record, self.run.batch_size):
+                    self._train(data)
             finally:
                 self.ledger.close()
                 if self._reservation is not None:
@@ -185,18 +183,19 @@ class TrainClassifier(toolkit.TrainClassifier):
         run = self.run = resolve(self.cfg, own_data=data is not None)
         self._rows = row_logger(run.config["train_args"], main=self.world.main)
         facts = public_facts(run.config) if data is None else None
-        share = self._share()
+        share = share_of(run, self.world)
         if facts is not None:
             self._constants = facts.constants
             self.model = self._fitting_model(facts.num_classes, torch.zeros(facts.shape, dtype=facts.dtype))
         sizes = known_sizes(run.config) if data is None else None
         if sizes is None:  # public, but they have to be counted
             own = data is not None or find_source(run.config["dataset"].get("name")) is not None
-            data = self._readable(data or build_dataset(run.config, Streams(run.seed).numpy("data"), share), own=own)
+            data = readable(data or build_dataset(run.config, Streams(run.seed).numpy("data"), share), run, own=own)
+            self._remarks += padding_in_words(run)
             sizes = whole_size(data.train), whole_size(data.validation)
         self.plan = run.plan(*sizes)
         if self.world.size > 1:
-            self._refuse_what_needs_all_records()
+            refuse_what_needs_all_records(run, self.plan)
         if self.model is None:
             assert data is not None
             self.model = self._fitting_model(data.num_classes, data.train[0][0])
@@ -206,38 +205,11 @@ class TrainClassifier(toolkit.TrainClassifier):
         self._reserve()
         data = data or build_dataset(run.config, Streams(run.seed).numpy("data"), share)
         self._binding = data_binding(self.run.config, self.run.seed, data, built=self._built)
+        self._rows_of_train = rows_of(data.train) if self._built else None
         part = cut_splits(data, share)
         if self.plan is not None and self.world.size > 1:
-            self._refuse_other_parts(share, part, self.plan)
+            refuse_other_parts(self.run, self.plan, self.world, share=share, part=part, binding=self._binding)
         return part
-
-    def _refuse_other_parts(self, share: Share, part: Splits, plan: PrivacyPlan) -> None:
-        """Processes that were given other configs or other files could hold one record twice. All of this is public."""
-        facts = [self._binding, plan.fingerprint, config_digest(self.run.config), share.weights]
-        self.world.refuse_disagreement(facts, "config or data", "give all of them the same files")
-        sizes = [len(part.train), len(part.validation)]  # type: ignore[arg-type]
-        if self.world.total(np.array(sizes)).tolist() != [plan.shape.n, plan.shape.n_validation]:
-            raise MechanismError("the parts of the processes do not add up to the records that were planned for")
-
-    def _share(self) -> Share:
-        """What this process holds of the records."""
-        if self.world.size == 1:
-            return Share()
-        return Share(self.world.rank, self.world.size, tuple(self.run.config["train_args"].get("shares") or ()))
-
-    def _refuse_what_needs_all_records(self) -> None:
-        """Every process holds its own records only, so it can select by what is a sum over records."""
-        name, mechanism = self.run.strategy.name, self.run.mechanism
-        if self.plan is None:
-            raise ConfigError("dss_args.type", name, "only private strategies train in several processes")
-        if mechanism is not None and not mechanism.sharded:
-            others = ", ".join(repr(m.name) for m in registered_mechanisms() if m.sharded)
-            raise ConfigError(
-                "dss_args.mechanism",
-                mechanism.name,
-                "compares all records with each other, and of several processes each holds its own only; train in one "
-                f"process, or use one of {others}",
-            )
 
     def _fitting_model(self, num_classes: int, record: Tensor) -> nn.Module:
         """The configured model, refused where it cannot read such records."""
@@ -249,39 +221,18 @@ class TrainClassifier(toolkit.TrainClassifier):
             check_outputs(model, record, num_classes)
         return model
 
-    def _readable(self, data: Splits, *, own: bool) -> Splits:
-        """The sets as a run reads them: a private run's records by themselves, what a user hands over checked."""
-        run = self.run
-        if run.strategy.private:
-            data = padded_splits(data, run.config)
-            if is_text(run.config):
-                length = public_length(run.config)
-                self._remarks.append(f"Every record is cut or filled up to {length} words (dataset.max_length).")
-        if run.regression and not run.strategy.private:
-            return data  # CORDS' own sets and losses
-        return checked_splits(data, private=run.strategy.private, regression=run.regression) if own else data
-
-    @property
-    def _resumes(self) -> bool:
-        return bool(self.run.config["ckpt"].get("is_load"))
-
     def _reserve(self) -> None:
-        """Set the plan aside in the account of the data, if there is one, before a record is read."""
-        self._reservation: Reservation | None = None
-        if self.plan is None or self._saved is None:
-            return
-        self._name = run_id(self._saved, resume=self._resumes)
-        if self.plan.privacy.account is not None and not self.plan.noiseless:
-            account = Account.read(Path(self.plan.privacy.account).expanduser())
-            self._reservation = account.reserve(self._name, self.plan.entries())
+        """Name the run and set its plan aside in the account of the data, if there is one."""
+        self._name, self._reservation = "", None
+        if self.plan is not None and self._saved is not None:
+            self._name = run_id(self._saved, resume=resumes(self.run))
+            self._reservation = reserved(self.plan, self._name)
 
     def _learning_rate(self, model: nn.Module) -> float:
         if self.run.learning_rate is not None:
             return self.run.learning_rate
         assert self.plan is not None
-        rate = planned_learning_rate(self.run.config, self.plan, model)
-        self._remarks.append(f"Learning rate by the plan: {rate:.4g}.")
-        return rate
+        return planned_learning_rate(self.run.config, self.plan, model)
 
     def _open_log(self) -> None:
         """CORDS' constructor chooses the log's folder and format, so it is called here. Rank 0 alone writes."""
@@ -293,45 +244,64 @@ class TrainClassifier(toolkit.TrainClassifier):
         finally:
             self.cfg = cfg
         self.logger = own_logger(self.logger)
-        for remark in (*self.run.notes, *self._remarks):
-            self.logger.warning(remark)
+        for warning in (*self.run.notes, *self._remarks):
+            self.logger.warning(warning)
+        if self.run.planned_learning_rate:
+            self.logger.info("Learning rate by the plan: %.4g.", self.run.learning_rate)
         if self.run.device != str(self.run.config["train_args"].get("device") or "cpu"):
-            self.logger.warning("No CUDA on this machine: training on the CPU instead.")
+            self.logger.info("No CUDA on this machine: training on the CPU instead.")
 
     def _train(self, data: Splits) -> None:
-        run, plan = self.run, self.plan
-        assert self.model is not None
-        model, (_, criterion) = self.model, self.loss_function()
-        saved = self._saved
-        self.ledger = self._shared_ledger(saved)
-        streams = self._streams()
+        _, criterion = self.loss_function()
+        self._loop(self._prepare(data, criterion), criterion)
+        self.model = self._released()
+        self._log_end()
+
+    def _prepare(self, data: Splits, criterion: nn.Module) -> int:
+        """Open the ledger and build everything that takes steps and measures; return the epochs already done."""
+        run, plan, model, saved = self.run, self.plan, self.model, self._saved
+        assert model is not None
+        self.ledger = shared_ledger(run, plan, self.world, saved=saved, binding=self._binding, name=self._name)
+        streams = run_streams(run, plan, self.ledger, self.world)
         if plan is not None or run.seed is not None:
             seed_global_generators(streams, self.world.rank)
         self.world.copy_from_main(model.state_dict().values())
-        data = self.data = self._with_features(self._prepared(data, streams), model)
+        shown = self.show_progress and self.world.main
+        data = self.data = featured(self._prepared(data, streams), model, run, progress=shown)
         self._total_steps = plan.shape.steps if plan else 0
         optimizer, scheduler = self.optimizer_with_scheduler(model)
         decay = plan.privacy.ema_decay if plan else 0.0
         average = WeightAverage(model, decay) if decay else None
         source = build_source(run, plan, self.ledger, streams, data, model, criterion, optimizer, average, self.logger)
         self.progress = Progress(model, optimizer, scheduler, source, average, self.history)
-        start_epoch = self._resume(saved)
+        done = continued(self.progress, run, plan, self.ledger, self.world, saved=saved, logger=self.logger)
+        self.train_seconds = float(self.history.last("time", 0.0))
+        self._epochs = self._build_epochs(data, streams, criterion)
+        wanted = run.config["train_args"].get("print_args") or ["tst_loss", "tst_acc", "time"]
+        metrics = allowed_metrics(wanted, plan, self.logger)
+        self._measuring = Measuring(
+            run, plan, self.ledger, data, self.world, self.history, metrics, self._rows, self.logger
+        )
+        log_plan(run, plan, self.logger)
+        return done
+
+    def _build_epochs(self, data: Splits, streams: Streams, criterion: nn.Module) -> PrivateEpochs | CordsEpochs:
+        run, plan, progress = self.run, self.plan, self.progress
         noise = noise_source(streams.numpy("noise"), secure=bool(plan and plan.privacy.secure_noise))
         steps = ChargedSteps(self.ledger, noise)
-        engine = build_engine(run, plan, data, model, optimizer, criterion, streams, steps)
+        engine = build_engine(run, plan, data, progress.model, progress.optimizer, criterion, streams, steps)
         if isinstance(engine, PrivateEngine):
             self.logger.info("Per-example gradients by Opacus, mode %s.", engine.mode)
-        if plan is not None:
-            coins = streams.numpy("batches", rank=self.world.rank)  # each process tosses for its own records
-            self._epochs = PrivateEpochs(run, plan, data.train, self.progress, engine, steps, coins, self.world)
-        else:
-            self._epochs = CordsEpochs(run, source, engine)
-        wanted = run.config["train_args"].get("print_args") or ["tst_loss", "tst_acc", "time"]
-        self._print_args = allowed_metrics(wanted, plan, self.logger)
-        log_plan(run, plan, self.logger)
-        refused, trained = None, start_epoch
-        with self._progress_bar() as bar, threads_for(data.train):
-            for epoch in range(start_epoch + 1, run.epochs + 1):
+        if plan is None:
+            return CordsEpochs(run, progress.source, engine)
+        coins = streams.numpy("batches", rank=self.world.rank)  # each process tosses for its own records
+        return PrivateEpochs(run, plan, data.train, progress, engine, steps, coins, self.world)
+
+    def _loop(self, done: int, criterion: nn.Module) -> None:
+        assert self.data is not None
+        refused, trained = None, done
+        with self._progress_bar() as bar, threads_for(self.data.train):
+            for epoch in range(done + 1, self.run.epochs + 1):
                 try:
                     subset_metrics = self._train_epoch(epoch, partial(self._after_step, bar))
                 except BudgetExceededError as error:  # an interrupted run spent it; later epochs may have their own
@@ -341,8 +311,6 @@ class TrainClassifier(toolkit.TrainClassifier):
                 self._after_epoch(epoch, subset_metrics, criterion)
         if refused is not None:
             self._ended_early(refused, trained, criterion)
-        self.model = self._released()
-        self._log_end()
 
     def _ended_early(self, refused: BudgetExceededError, trained: int, criterion: nn.Module) -> None:
         if trained == 0:  # there is no model to keep
@@ -363,31 +331,10 @@ class TrainClassifier(toolkit.TrainClassifier):
         if self.output_dir is not None and self.history.rows:
             self.history.to_csv(self.output_dir / "metrics.csv")  # after the checkpoint: a row that is there is kept
 
-    def _streams(self) -> Streams:
-        context = f"{self.plan.fingerprint} {config_digest(self.run.config)}" if self.plan else ""
-        # One process alone asks the operating system for each stream; several share one secret.
-        entropy = secrets.randbits(256) if self.world.size > 1 else None
-        free = self.run.seed is not None and (self.plan is None or self.plan.noiseless)  # there is nothing to protect
-        return Streams(
-            self.run.seed,
-            attempt=self.ledger.attempts,
-            context=context,
-            entropy=self.world.share(entropy),
-            reproducible=free or (self.plan is not None and self.plan.privacy.reproducible_noise),
-        )
-
     def _progress_bar(self) -> tqdm:
         steps = self._total_steps if self.plan else self.run.epochs * len(self.progress.source)
-        return tqdm(
-            total=steps or None,
-            unit="step",
-            desc=self.run.strategy.name,
-            mininterval=0.5,
-            # where the pool is secret, the time of a step follows its size
-            bar_format="{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} steps" if self._secret_pool else None,
-            disable=not self.show_progress or not self.world.main,
-            leave=False,
-        )
+        shown = self.show_progress and self.world.main
+        return progress_bar(self.run.strategy.name, steps, secret_pool=self._secret_pool, shown=shown)
 
     @property
     def _secret_pool(self) -> bool:
@@ -414,21 +361,6 @@ class TrainClassifier(toolkit.TrainClassifier):
         card = source.card(self.run.config["dataset"])
         return card if self._fit is None else {**card, "fitted": self._fit}
 
-    def _with_features(self, data: Splits, model: nn.Module) -> Splits:
-        """Pass every record through the model's fixed input transform once, where it has one."""
-        transform = getattr(model, "input_transform", None)
-        if transform is None:
-            return data
-        kept = self.run.config["model"].get("feature_cache") is not False
-        folder = Path(self.run.config["dataset"].get("datadir") or "data").expanduser() / "features"
-
-        def features(part: Dataset) -> Dataset:
-            cache = folder if kept else None
-            half, shown = getattr(model, "reads_half", False), self.show_progress and self.world.main
-            return with_features(part, transform, cache, progress=shown, device=self.run.device, half=half)
-
-        return Splits(features(data.train), features(data.validation), features(data.test), data.num_classes)
-
     # -- one epoch ----------------------------------------------------------------------------------
 
     def _train_epoch(self, epoch: int, after_step: Callable[[], None]) -> dict[str, float]:
@@ -452,37 +384,13 @@ class TrainClassifier(toolkit.TrainClassifier):
     # -- what is measured ---------------------------------------------------------------------------
 
     def _evaluate_epoch(self, epoch: int, criterion: nn.Module, subset_metrics: dict[str, float]) -> None:
-        assert self.data is not None
-        data, model, is_reg = self.data, self._released(), self.run.regression
-        row: dict[str, Any] = {"epoch": epoch, "time": self.shown_seconds(self.train_seconds + self.selection_seconds)}
-        for prefix, dataset in (("trn", data.train), ("val", data.validation), ("tst", data.test)):
-            if f"{prefix}_loss" in self._print_args or f"{prefix}_acc" in self._print_args:
-                batches = self._evaluation_batches(dataset)
-                row[f"{prefix}_loss"], row[f"{prefix}_acc"] = evaluate(
-                    model, batches, criterion, self.run.device, is_regression=is_reg, world=self.world
-                )
+        measuring = self._measuring
+        seconds = self.shown_seconds(self.train_seconds + self.selection_seconds)
+        row: dict[str, Any] = {"epoch": epoch, "time": seconds, **measuring.metrics(self._released(), criterion)}
         if not self.world.main:
             return
-        row.update({key: value for key, value in subset_metrics.items() if key in self._print_args})
-        if self.plan is not None:
-            cost = self.plan.spent(self.ledger, quick=epoch < self.run.epochs)  # the last row is the statement's
-            row["epsilon"], row["epsilon_D"] = cost.epsilon, cost.training_data.epsilon
-            if cost.validation_data is not None:
-                row["epsilon_V"] = cost.validation_data.epsilon
-            row.update({f"epsilon_{phase.replace(' ', '_')}": bound.epsilon for phase, bound in cost.phases.items()})
-        self.history.rows.append(row)
-        self.logger.info(self.history.line(self._print_args, best=toolkit.IS_CHECKOUT))
-        self._rows.log(row)
-        if self.run.config.get("report_tune"):
-            from ray import tune
-
-            tune.report({"mean_accuracy": row.get("val_acc", row.get("tst_acc", 0.0))})
-
-    def _evaluation_batches(self, dataset: Dataset) -> Iterable[tuple[Tensor, Tensor]]:
-        collate = self.run.config["dataloader"].get("collate_fn") or None
-        if collate is None or self.run.strategy.private:  # private records are collated one by one
-            return sequential_batches(dataset, _EVALUATION_BATCH)
-        return DataLoader(dataset, batch_size=_EVALUATION_BATCH, collate_fn=collate)
+        row.update({key: value for key, value in subset_metrics.items() if key in measuring.shown})
+        measuring.tell({**row, **measuring.costs(epoch)})
 
     def _log_end(self) -> None:
         """CORDS' closing lines. Selected indices are logged for its non-private strategies only."""
@@ -492,46 +400,17 @@ class TrainClassifier(toolkit.TrainClassifier):
             self.logger.info(source.selected_idxs)
         seconds = self.shown_seconds(self.train_seconds + self.selection_seconds)
         kind = self.run.config["dss_args"]["type"]
-        log_results(self.logger, kind, self.history, self._print_args, seconds)
+        log_results(self.logger, kind, self.history, self._measuring.shown, seconds)
         if self.plan is not None and not self.plan.noiseless:
             cost, allowed = self.spent(), self.plan.privacy.epsilon
             self.logger.info("Privacy spent: epsilon %.4f of %g at delta %g", cost.epsilon, allowed, cost.delta)
 
     # -- checkpoints and ledger -----------------------------------------------------------------------
 
-    def _shared_ledger(self, saved: Path | None) -> Ledger:
-        """Rank 0's ledger; the other ranks keep a copy in memory, which refuses the same charges."""
-        ledger: Ledger | None = None
-        if saved is not None:
-            name = self._name if self.plan is not None else ""
-            ledger = open_ledger(self.plan, saved, resume=self._resumes, binding=self._binding, name=name)
-        ledger = self.world.share(ledger)
-        assert ledger is not None
-        if not self.world.main:
-            ledger.path = None
-        return ledger
-
     def _save(self, path: Path, epoch: int) -> None:
         ledger = None if self.plan is None else self.ledger
         save_checkpoint(path, self.progress.to_dict(epoch, self.loss_function(), ledger))
         self.logger.info("Model checkpoint saved at epoch: %d", epoch)
-
-    def _resume(self, path: Path | None) -> int:
-        """Load the checkpoint if the config asks for it and there is one; return the epochs already done."""
-        if not self._resumes:
-            return 0
-        found = path is not None and path.is_file()
-        state = self.world.share(load_checkpoint(path, self.run.device) if found else None)  # type: ignore[arg-type]
-        if state is None:
-            self.logger.warning("No checkpoint to load: starting from the beginning.")
-            return 0
-        if self.plan is not None:
-            refuse_foreign(state, self.ledger, path or Path("model.pt"))
-        epoch = self.progress.load(state)
-        if self.history.rows:
-            self.train_seconds = float(self.history.rows[-1]["time"])
-        self.logger.info("Loading saved checkpoint model at epoch: %d", epoch)
-        return epoch
 
     # -- what a run may tell ----------------------------------------------------------------------------
 
@@ -540,10 +419,14 @@ class TrainClassifier(toolkit.TrainClassifier):
         return float(round(seconds)) if self._secret_pool else seconds
 
     def published_subset(self) -> list[int]:
-        """Indices of the last subset. Only for subsets that were paid for or drawn without looking at the data."""
+        """Numbers in D of the last subset. Only where it was paid for, or drawn without looking at the data."""
         if self.plan is None or self.plan.secret_pool:
             raise MechanismError("the pool is secret state of the training mechanism and cannot be published")
         return [int(i) for i in self.progress.source.current.indices]
+
+    def published_rows(self) -> dict[str, Any]:
+        """``subset.json``: the same records by their rows in the file or the published set, for use elsewhere."""
+        return described_rows(self.run.config, self._rows_of_train, self.published_subset())
 
     def spent(self) -> Cost:
         """What has been charged so far, in (ε, δ)."""

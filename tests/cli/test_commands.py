@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 from conftest import REPOSITORY
 
-from cords_dp.cli import EXIT_CODES, build_parser, main
+import cords_dp
+from cords_dp.cli import EXIT_CODES, build_parser, guarded, main
+from cords_dp.cli.arguments import loading
+from cords_dp.cli.installation import REQUIRED
 
 CONFIGS = REPOSITORY / "configs"
 COMMANDS = "run budget validate data sweep tune reproduce report audit account predict demo check gains completion"
@@ -113,3 +118,48 @@ def test_a_shell_is_told_what_may_follow(tmp_path):
     environment = {**os.environ, **asked}
     subprocess.run([sys.executable, "-m", "cords_dp"], env=environment, cwd=REPOSITORY, check=True)
     assert "validate" in answer.read_text()
+
+
+def test_a_python_without_the_packages_is_told_where_they_are(capsys, tmp_path, monkeypatch):
+    """`python run_experiment.py` in a clone whose .venv is not active used to end in a traceback."""
+
+    def without(package):
+        def handler(args):
+            raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+
+        return guarded(handler, argparse.Namespace())
+
+    def clone(*names):
+        (tmp_path / "cords_dp").mkdir(exist_ok=True)
+        monkeypatch.setattr(cords_dp, "__file__", str(tmp_path / "cords_dp" / "__init__.py"))
+        for name in names:
+            (tmp_path / name).mkdir()
+        return without("dotmap"), capsys.readouterr().err
+
+    code, told = clone()
+    assert code == 2
+    assert told == f"error: {sys.executable} has no dotmap; run `pip install cords-dp` with it\n"
+    assert "source .venv/bin/activate" in clone(".venv")[1]
+    with pytest.raises(ModuleNotFoundError):  # that one is a bug
+        without("cords_dp")
+
+
+def test_what_is_required_is_what_the_package_says():
+    tomllib = pytest.importorskip("tomllib")  # since Python 3.11
+    listed = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["dependencies"]
+    imported = {"absl-py": "absl", "pyyaml": "yaml", "pillow": "PIL", "scikit-learn": "sklearn"}
+    names = [re.match(r"[\w-]+", line)[0] for line in listed]
+    assert {imported.get(name, name.replace("-", "_")) for name in names} == REQUIRED
+
+
+def test_a_terminal_says_that_it_is_loading_and_a_file_does_not(capsys, monkeypatch):
+    with loading(True):
+        pass
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    with loading(True):
+        pass
+    assert capsys.readouterr().err == "loading PyTorch …\r\033[K"
+    with loading(False):
+        pass
+    assert capsys.readouterr().err == ""

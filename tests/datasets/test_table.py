@@ -301,9 +301,9 @@ def test_a_damaged_file_says_nothing_about_what_is_in_it(tmp_path, name):
 
 
 def test_types_that_are_neither_numbers_nor_texts_are_named(tmp_path):
-    dated = {**VALUES, "age": pa.array([0, 1, 2], pa.timestamp("s"))}
-    with pytest.raises(DatasetUnavailableError, match=r"column 'age' of t\.parquet is stored as timestamp"):
-        table(tmp_path, parquet(dated), "t.parquet")
+    timed = {**VALUES, "age": pa.array([0, 1, 2], pa.duration("s"))}
+    with pytest.raises(DatasetUnavailableError, match=r"column 'age' of t\.parquet is stored as duration"):
+        table(tmp_path, parquet(timed), "t.parquet")
 
 
 def test_a_table_without_records_is_refused(tmp_path):

@@ -41,9 +41,11 @@ def test_a_template_holds_names_and_what_was_declared(tmp_path, capsys):
         "columns": {"age": {"range": [0, 100]}, "sex": {"categories": ["Male", "Female"]}, "no": "TODO"},
         "ignore": [],
     }
-    assert "2 values to be filled in" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "2 values to be filled in" in told
+    assert "data check" in told
     assert not {"41", "7", "low,"} & set(out.read_text().split())
-    with pytest.raises(ConfigError, match=r"schema\.columns\.no = 'TODO': still to be filled in"):
+    with pytest.raises(ConfigError, match=r"'TODO': still to be filled in: column 'no', the target; .* `ignore`"):
         load_schema(out)
 
 
@@ -62,12 +64,27 @@ def test_what_is_declared_in_full_can_be_used(tmp_path, capsys):
     assert "SECRET" not in shown
 
 
+def test_another_delimiter_is_guessed_at_in_words_only(tmp_path, capsys):
+    (tmp_path / "people.csv").write_text(CSV.replace(",", ";"))
+    assert describe(tmp_path, "--target", "income")[0] == 2
+    assert "single column" in capsys.readouterr().err
+    declared = ["--range", "age=0:100", "--categories", "sex=Male,Female", "--ignore", "no"]
+    code, out = describe(
+        tmp_path, "--target", "income", "--categories", "income=low,high", *declared, "--delimiter", ";"
+    )
+    assert code == 0
+    assert main(["data", "check", str(tmp_path / "people.csv"), "--schema", str(out)]) == 2
+    told = capsys.readouterr().err
+    assert "by what (delimiter)" in told
+    assert "age;sex" not in told  # in a file without a header that line is a record
+
+
 def test_storage_types_of_parquet_are_used(tmp_path):
     table = pa.table({"age": [41], "sex": ["Male"], "born": pa.array([0], pa.date32()), "income": ["low"]})
     pq.write_table(table, tmp_path / "people.parquet")
     _, out = describe(tmp_path, "--target", "income", name="people.parquet")
     columns = yaml.safe_load(out.read_text())["columns"]
-    assert columns == {"age": {"range": "TODO"}, "sex": {"categories": "TODO"}, "born": "TODO"}
+    assert columns == {"age": {"range": "TODO"}, "sex": {"categories": "TODO"}, "born": {"range": "TODO"}}
 
 
 def test_a_file_without_a_header_is_described_by_the_names_given(tmp_path, capsys):

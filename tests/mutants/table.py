@@ -92,8 +92,8 @@ _NOISE = [
     ),
     _mutant(
         "attempt-not-handed-over", "a resumed run replays masks and noise: the trainer does not count attempts",
-        "training/trainer.py",
-        ("attempt=self.ledger.attempts,", "attempt=0,"),
+        "training/streams.py",
+        ("attempt=ledger.attempts,", "attempt=0,"),
         KILLERS + "test_a_resumed_run_draws_other_masks_and_noise",
     ),
     _mutant(
@@ -228,8 +228,8 @@ _CLIPPING = [
         LOSSES + "test_a_record_s_error_has_nothing_to_do_with_others",
     ),
     _mutant(
-        "exact-loss-sent", "an exact metric of private records goes to Weights & Biases", "training/trainer.py",
-        ("        self._rows.log(row)\n", "        self._rows.log({**row, \"trn_loss\": 0.0})\n"),
+        "exact-loss-sent", "an exact metric of private records goes to Weights & Biases", "training/measuring.py",
+        ("        self.rows.log(row)\n", "        self.rows.log({**row, \"trn_loss\": 0.0})\n"),
         WANDB + "test_it_is_sent_what_the_table_of_metrics_holds",
     ),
     _mutant(
@@ -715,8 +715,8 @@ _ACCOUNTING = [
         KILLERS + "test_the_binding_tells_splits_apart",
     ),
     _mutant(
-        "account-not-asked", "a run with an account reserves nothing in it", "training/trainer.py",
-        ("if self.plan.privacy.account is not None and not self.plan.noiseless:", "if False:"),
+        "account-not-asked", "a run with an account reserves nothing in it", "training/continuing.py",
+        ("if plan.privacy.account is not None and not plan.noiseless:", "if False:"),
         KILLERS + "test_a_run_beyond_its_account_is_refused_before_data_is_read",
     ),
     _mutant(
@@ -845,6 +845,24 @@ _LEAKS = [
         ("return float(round(seconds)) if self._secret_pool else seconds", "return seconds"),
         KILLERS + "test_a_secret_pool_shows_whole_seconds_only",
     ),
+    _mutant(
+        "exact-time-of-events", "TensorBoard's events tell the time of an epoch to the microsecond",
+        "training/tensorboard.py",
+        ("now = float(int(time.time()))", "now = time.time()"),
+        "training/test_tensorboard.py::test_it_is_given_what_the_table_of_metrics_holds",
+    ),
+    _mutant(
+        "statement-of-another-run", "the statement of an earlier private run stays beside a model without privacy",
+        "experiments/run.py",
+        ("    _remove_earlier(out)\n", ""),
+        "experiments/test_run.py::test_a_statement_never_stays_beside_another_run_s_model",
+    ),
+    _mutant(
+        "labels-by-row", "a published subset of a folder tells labels by the order of its files",
+        "training/run.py",
+        ('if run.subset.publish_subset and run.section("dataset").get("name") == "folder":', "if False:"),
+        "experiments/test_run.py::test_a_subset_of_a_folder_by_class_is_not_published",
+    ),
 ]  # fmt: skip
 
 _TABLES = [
@@ -869,8 +887,8 @@ _TABLES = [
     _mutant(
         "one-bad-number-spoils-all", "a value that is no number makes those of other records missing",
         "datasets/table/encoding.py",
-        ("    return _in_groups(encoded.dictionary).take(encoded.indices)\n",
-         "    return pa.nulls(len(encoded), pa.float64())\n"),
+        ("    return _in_groups(encoded.dictionary, kind).take(encoded.indices)\n",
+         "    return pa.nulls(len(encoded), kind)\n"),
         TABLE + "test_a_record_becomes_the_same_alone_and_among_others",
     ),
     _mutant(

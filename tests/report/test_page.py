@@ -100,6 +100,41 @@ def test_a_run_without_a_statement_says_so(tmp_path):
     assert "<b>" not in page
 
 
+def sweep_page(run, folder, *, runs: int) -> str:
+    """The report of a sweep whose runs are all like ``run``."""
+    result = json.loads((run / "result.json").read_text())
+    fields = {key: value for key, value in result.items() if not isinstance(value, dict) and key != "out"}
+    rows = [{"dss_args.fraction": 0.3, **fields, "seed": seed, "config_hash": "one"} for seed in range(runs)]
+    frame = pd.DataFrame(rows)
+    (folder / "runs").mkdir(parents=True)
+    shutil.copytree(run, folder / "runs" / "one")
+    frame[["dss_args.fraction", "seed", *(c for c in frame if c not in ("dss_args.fraction", "seed"))]].to_csv(
+        folder / "runs.csv", index=False
+    )
+    return write_page(folder).read_text()
+
+
+def test_a_sweep_says_that_its_runs_add_up(run, tmp_path):
+    """One run's ε stood above the results of all of them."""
+    several = sweep_page(run, tmp_path / "three", runs=3)
+    assert "one of 3 private runs" in several
+    assert several.index("one of 3 private runs") < several.index("3 runs, 3 seeds")
+    alone = sweep_page(run, tmp_path / "alone", runs=1)
+    assert "private runs" not in alone
+    assert "1 run, 1 seed." in alone
+
+
+def test_the_result_has_no_empty_cell_and_rounds_nothing_to_zero(run):
+    result = json.loads((run / "result.json").read_text())
+    (run / "result.json").write_text(json.dumps({**result, "seed": None, "train_seconds": 0.0}))
+    page = write_page(run).read_text()
+    (run / "result.json").write_text(json.dumps(result))
+    table = page[page.index("<h3>Result</h3>") :].partition("</table>")[0]
+    assert "seed" not in table
+    assert "<td>train seconds</td><td>under 1</td>" in table
+    assert "sortable" not in table
+
+
 def test_cells_are_escaped_and_aligned():
     table = _table(pd.DataFrame({"name": ["<script>", "b"], "points": ["+1.2 ± 3", "−4"], "n": [1.5, float("nan")]}))
     assert "&lt;script&gt;" in table

@@ -250,7 +250,7 @@ def test_a_subset_is_published_only_on_request_and_where_it_was_paid_for(make_co
             run_experiment(asked, tmp_path / "asked", progress=False)
         return
     run_experiment(asked, tmp_path / "asked", progress=False)
-    assert len(json.loads((tmp_path / "asked" / "subset.json").read_text())) == int(1294 * 0.3)
+    assert len(json.loads((tmp_path / "asked" / "subset.json").read_text())["rows"]) == int(1294 * 0.3)
 
 
 # --- scores -----------------------------------------------------------------------------------------------------------

@@ -24,7 +24,8 @@ def written(monkeypatch):
         def __init__(self, folder):
             self.folder = folder
 
-        def add_scalar(self, name, value, epoch):
+        def add_scalar(self, name, value, epoch, walltime):
+            assert float(walltime).is_integer()  # the time of an epoch follows the size of a secret pool
             rows.append((name, float(value), epoch))
 
         def flush(self):
@@ -48,6 +49,21 @@ def test_it_is_given_what_the_table_of_metrics_holds(written, make_config, tmp_p
         expected = {scalar_name(names.get(key, key)): float(value) for key, value in row.items()}
         assert {name: value for name, value, at in written if at == epoch} == pytest.approx(expected)
     assert not [name for name, _, _ in written if name.startswith(("training/", "validation/", "subset/"))]
+
+
+def test_the_library_s_own_files_hold_the_same(make_config, tmp_path):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    trainer = TrainClassifier(make_config("GLISTERDP", train_args={"tensorboard": True}))
+    trainer.output_dir = tmp_path
+    trainer.train()
+    found = events.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert not {kind for kind, names in found.Tags().items() if names} - {"scalars"}  # no weights, no gradients
+    rows = list(csv.DictReader((tmp_path / "metrics.csv").open()))
+    for key, column in (("test/acc", "accuracy"), ("privacy/epsilon", "epsilon"), ("time", "seconds")):
+        scalars = found.Scalars(key)
+        assert [s.step for s in scalars] == [int(row["epoch"]) for row in rows]
+        assert [s.value for s in scalars] == pytest.approx([float(row[column]) for row in rows])
+        assert all(s.wall_time.is_integer() for s in scalars)
 
 
 def test_epsilon_of_d_and_of_v_are_columns_of_their_own(make_config, tmp_path):

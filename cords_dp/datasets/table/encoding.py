@@ -66,7 +66,7 @@ class Encoding:
         rows = np.zeros(len(next(iter(chunk.values()))), dtype=self.row_type)
         missing = self.schema.missing
         for place, column in enumerate(self.numeric):
-            rows["numbers"][:, place] = column.scaled(_numbers(chunk[column.name], missing))
+            rows["numbers"][:, place] = column.scaled(_values(column, chunk[column.name], missing))
         for place, coded in enumerate(self.coded):
             rows["codes"][:, place] = _codes(coded, chunk[coded.name], missing)
         rows["label"] = self._labels(chunk)
@@ -98,7 +98,7 @@ class Encoding:
 def _codes(column: Column, values: pa.Array, missing: tuple[str, ...]) -> np.ndarray:
     """The cell of each value: of its category or bin; then, for categories, that of unknown values; then missing."""
     if isinstance(column, Numeric):
-        scaled = column.scaled(_numbers(values, missing))
+        scaled = column.scaled(_values(column, values, missing))
         bins = np.searchsorted(column.edges, scaled, side="right")
         return np.where(np.isnan(scaled), len(column.edges) + 1, bins)
     texts = _texts(values)
@@ -117,6 +117,19 @@ def _texts(values: pa.Array) -> pa.Array:
     return pc.utf8_trim_whitespace(values if pa.types.is_string(values.type) else values.cast(pa.string()))
 
 
+def _values(column: Numeric, values: pa.Array, missing: tuple[str, ...]) -> np.ndarray:
+    return _dates(values) if column.dates else _numbers(values, missing)
+
+
+def _dates(values: pa.Array) -> np.ndarray:
+    """Days since 1970; NaN for what does not begin with a date, year first. A time of day after it is left out."""
+    if pa.types.is_string(values.type):
+        days = _parsed(pc.utf8_slice_codeunits(_texts(values), 0, 10), pa.date32())
+    else:
+        days = values.cast(pa.date32(), safe=False)
+    return pc.fill_null(days.cast(pa.int32()).cast(pa.float64()), np.nan).to_numpy(zero_copy_only=False)
+
+
 def _numbers(values: pa.Array, missing: tuple[str, ...]) -> np.ndarray:
     """Values as float64; NaN for what is missing or no number."""
     if pa.types.is_string(values.type):
@@ -127,26 +140,27 @@ def _numbers(values: pa.Array, missing: tuple[str, ...]) -> np.ndarray:
     return pc.fill_null(values.cast(pa.float64(), safe=False), np.nan).to_numpy(zero_copy_only=False)
 
 
-def _parsed(texts: pa.Array) -> pa.Array:
-    """Texts as numbers, null where one is none.
+def _parsed(texts: pa.Array, kind: Any = None) -> pa.Array:
+    """Texts as numbers, or as values of another ``kind``; null where one is none.
 
     All at once where that works. Otherwise different texts are tried in ever smaller groups: each is parsed by the same
     function either way, so what a value becomes does not depend on the others.
     """
+    kind = pa.float64() if kind is None else kind
     try:
-        return texts.cast(pa.float64())
+        return texts.cast(kind)
     except pa.ArrowInvalid:
         pass
     encoded = texts.dictionary_encode()
-    return _in_groups(encoded.dictionary).take(encoded.indices)
+    return _in_groups(encoded.dictionary, kind).take(encoded.indices)
 
 
-def _in_groups(texts: pa.Array) -> Any:
+def _in_groups(texts: pa.Array, kind: Any) -> Any:
     try:
-        return texts.cast(pa.float64())
+        return texts.cast(kind)
     except pa.ArrowInvalid:
         pass
     if len(texts) == 1:
-        return pa.nulls(1, pa.float64())
+        return pa.nulls(1, kind)
     size = -(-len(texts) // 8)
-    return pa.concat_arrays([_in_groups(texts[start : start + size]) for start in range(0, len(texts), size)])
+    return pa.concat_arrays([_in_groups(texts[start : start + size], kind) for start in range(0, len(texts), size)])

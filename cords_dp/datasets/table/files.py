@@ -38,7 +38,7 @@ _LONGEST_HEADER = 1 << 22
 
 class TableFile(ABC):
     """path: the file. header: the names of its columns, in its order. types: how columns are stored, where the file
-    says so: "number" or "text", or another type's name. settings: what else decides how it is read."""
+    says so: "number", "text" or "date", or another type's name. settings: what else decides how it is read."""
 
     path: Path
     header: tuple[str, ...]
@@ -213,6 +213,8 @@ def _kind(stored: pa.DataType) -> str:
         return _kind(stored.value_type)
     if pa.types.is_string(stored) or pa.types.is_large_string(stored):
         return "text"
+    if pa.types.is_date(stored) or pa.types.is_timestamp(stored):
+        return "date"
     number = pa.types.is_integer(stored) or pa.types.is_floating(stored) or pa.types.is_decimal(stored)
     return "number" if number or pa.types.is_boolean(stored) or pa.types.is_null(stored) else str(stored)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ TODO = "TODO"  # stands in a template where knowledge is to be filled in
 MISSING = ("", "?", "NA", "N/A", "NaN", "nan", "null", "NULL", "None")
 _MOST_CATEGORIES, _MOST_BINS, _MOST_COLUMNS, _WIDEST = 60_000, 10_000, 10_000, 1_000_000
 _LARGEST = 1e300
+_EPOCH = date(1970, 1, 1)
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Numeric:
 
     bins: into how many equal parts of the range the values are sorted, or the inner borders; None keeps the number.
     log: distances are those of sign(v)·log(1 + |v|), for columns with few very large values.
+    dates: values are dates, and numbers are days since 1970.
     """
 
     name: str
@@ -37,6 +40,7 @@ class Numeric:
     high: float
     bins: int | tuple[float, ...] | None = None
     log: bool = False
+    dates: bool = False
 
     def scaled(self, values: np.ndarray) -> np.ndarray:
         """Values brought into [−1, 1], each by itself; NaN where a value is no finite number."""
@@ -66,7 +70,8 @@ class Numeric:
         return 2 if self.bins is None else len(self.edges) + 2
 
     def to_plain(self) -> dict[str, Any]:
-        plain: dict[str, Any] = {"name": self.name, "range": [self.low, self.high]}
+        ends = [_EPOCH + timedelta(days=int(end)) for end in (self.low, self.high)] if self.dates else None
+        plain: dict[str, Any] = {"name": self.name, "range": list(map(str, ends)) if ends else [self.low, self.high]}
         if self.bins is not None:
             plain["bins"] = self.bins if isinstance(self.bins, int) else list(self.bins)
         return {**plain, "log": True} if self.log else plain
@@ -154,6 +159,7 @@ def read_schema(given: Any, *, target: str | None = None, binning: int | None = 
     if not isinstance(given, Mapping):
         raise ConfigError("schema", given, "must be a dict with `columns` and `target`")
     _known_keys("schema", given, ("columns", "target", "ignore", "missing", "header"))
+    _refuse_several_gaps(given)
     columns = tuple(_column(*named, binning) for named in _named_columns(given.get("columns")))
     schema = Schema(
         columns=columns,
@@ -164,6 +170,21 @@ def read_schema(given: Any, *, target: str | None = None, binning: int | None = 
     )
     _check_names(schema)
     return schema
+
+
+def _refuse_several_gaps(given: Mapping[str, Any]) -> None:
+    """All that is still to be filled in, at once; a single gap is told where it is found."""
+    named = given.get("columns")
+    columns = named if isinstance(named, Mapping) else {}
+    gaps = [f"column {name!r}" for name, facts in columns.items() if _is_gap(facts)]
+    gaps += ["the target"] if _is_gap(given.get("target")) else []
+    if len(gaps) > 1:
+        fix = "say what is publicly known of each, or move columns that are not used (ids, free text) to `ignore`"
+        raise ConfigError("schema", TODO, f"still to be filled in: {', '.join(gaps)}; {fix}")
+
+
+def _is_gap(facts: Any) -> bool:
+    return TODO in ([facts] if not isinstance(facts, Mapping) else list(facts.values()))
 
 
 def _check_names(schema: Schema) -> None:
@@ -206,10 +227,13 @@ def _column(name: str, facts: Any, binning: int | None) -> Column:
         _known_keys(key, facts, ("name", "categories"))
         return Categorical(name, _categories(f"{key}.categories", facts["categories"]))
     _known_keys(key, facts, ("name", "range", "bins", "log"))
-    low, high = _range(f"{key}.range", facts["range"])
+    days = _days(facts["range"])
+    low, high = _range(f"{key}.range", facts["range"] if days is None else days)
     bins = binning if facts.get("bins") is None else facts["bins"]
     log = flag(f"{key}.log", facts.get("log") or False)
-    return Numeric(name, low, high, _bins(f"{key}.bins", bins, low, high), log)
+    if days is not None and (log or isinstance(bins, (list, tuple))):
+        raise ConfigError(key, facts, "of dates a range is enough; `bins` may say into how many equal parts it is cut")
+    return Numeric(name, low, high, _bins(f"{key}.bins", bins, low, high), log, days is not None)
 
 
 def _target(facts: Any, name: str | None) -> Column:
@@ -239,7 +263,7 @@ def _known_keys(key: str, given: Mapping[str, Any], known: Sequence[str]) -> Non
 
 
 def _range(key: str, value: Any) -> tuple[float, float]:
-    fix = "must be two numbers, the lowest and the highest that are publicly possible"
+    fix = "must be two numbers (or dates, as in 2020-01-31), the lowest and the highest that are publicly possible"
     if value == TODO:
         raise ConfigError(key, value, f"still to be filled in: {fix}")
     if not isinstance(value, (list, tuple)) or len(value) != 2 or not all(_is_number(v) for v in value):
@@ -248,6 +272,22 @@ def _range(key: str, value: Any) -> tuple[float, float]:
     if not low < high:
         raise ConfigError(key, value, "the first must be below the second")
     return low, high
+
+
+def _days(ends: Any) -> list[int] | None:
+    """A range of dates in days since 1970: as YAML reads 2020-01-31, or as texts. None for any other range."""
+    if not isinstance(ends, (list, tuple)):
+        return None
+    days = []
+    for end in ends:
+        try:
+            day = date.fromisoformat(end) if isinstance(end, str) else end
+        except ValueError:
+            return None
+        if not isinstance(day, date) or isinstance(day, datetime):
+            return None
+        days.append((day - _EPOCH).days)
+    return days
 
 
 def _is_number(value: Any) -> bool:

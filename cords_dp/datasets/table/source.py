@@ -19,7 +19,7 @@ from cords_dp.datasets.sources import SPLIT_KEYS, Facts, Rows, Source, check_spl
 from cords_dp.datasets.table import scaling
 from cords_dp.datasets.table.encoding import NORM, Encoding
 from cords_dp.datasets.table.files import SUFFIXES, TableFile, open_table
-from cords_dp.datasets.table.schema import Schema, load_schema, read_schema
+from cords_dp.datasets.table.schema import Numeric, Schema, load_schema, read_schema
 from cords_dp.datasets.table.store import TableDataset, stored_table
 from cords_dp.errors import ConfigError, DataError, DatasetUnavailableError
 from cords_dp.planning.preparation import Preparation
@@ -204,6 +204,13 @@ def table_file(where: Path, *, header: Sequence[str] | None, target: str, delimi
     return open_table(where, header=header, target=target, delimiter=delimiter or "")
 
 
+def single_column_hint(file: TableFile) -> str:
+    """What is likely where a table seems to have one column. Nothing of the file is quoted."""
+    if len(file.header) > 1 or file.path.suffix in (".parquet", ".npz"):
+        return ""
+    return "; it seems to have a single column: where fields are not separated by commas, say by what (delimiter)"
+
+
 def check_header(file: TableFile, schema: Schema, *, target: bool = True) -> None:
     """Refuse a file whose columns are not those of the schema.
 
@@ -212,16 +219,22 @@ def check_header(file: TableFile, schema: Schema, *, target: bool = True) -> Non
     """
     name, wanted = file.path.name, [column.name for column in schema.columns]
     known = {*wanted, schema.target.name, *schema.ignore}
+    dated = {column.name for column in schema.columns if isinstance(column, Numeric) and column.dates}
     places = [str(place) for place, column in enumerate(file.header, start=1) if column not in known]
     if places:
         shown = ", ".join(places[:10]) + (", …" if len(places) > 10 else "")
         raise DatasetUnavailableError(
             f"{name} has columns that the schema does not name (number {shown} of its header); add them to columns or "
-            "to ignore, or list the names under `header` if the file has none"
+            f"to ignore, or list the names under `header` if the file has none{single_column_hint(file)}"
         )
     for column in [*wanted, *([schema.target.name] if target else [])]:
         if column not in file.header:
             raise DatasetUnavailableError(f"{name} has no column {column!r}, which the schema names")
         kind = file.types.get(column, "text")
-        if kind not in ("text", "number"):
-            raise DatasetUnavailableError(f"column {column!r} of {name} is stored as {kind}; store numbers or texts")
+        dates = column in dated
+        if kind not in ("text", "date" if dates else "number"):
+            fit = "dates" if dates else "numbers"
+            also = "; of dates, the schema's range has to be one of dates" if kind == "date" else ""
+            raise DatasetUnavailableError(
+                f"column {column!r} of {name} is stored as {kind}; store {fit} or texts{also}"
+            )

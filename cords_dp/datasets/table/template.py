@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import date
 from typing import Any
 
 from cords_dp.datasets.table.files import TableFile
@@ -17,12 +18,14 @@ from cords_dp.errors import ConfigError
 _HEAD = """\
 # What is public about {name}. Fill in every {todo} with knowledge that does not come from the records: a range or
 # a category that was read off them tells something about them. Values outside of a range are moved to its ends, other
-# categories share a cell, missing values are allowed. A numeric column may have `bins: 16` or `log: true`.
+# categories share a cell, missing values are allowed. A numeric column may have `bins: 16` or `log: true`. A range may
+# be one of dates: [2020-01-01, 2030-12-31]. Columns that are not used (an id, free text) belong in `ignore`.
 """
 _HINTS = {
     "number": "range: [lowest, highest] that are possible",
     "text": "categories: [...] that are possible",
-    "": "{range: [lowest, highest]} of numbers, or {categories: [...]}",
+    "date": "range: [2020-01-01, 2030-12-31], the first and the last that are possible",
+    "": "{range: [lowest, highest]} of numbers or dates, or {categories: [...]}",
 }
 
 
@@ -30,11 +33,12 @@ def schema_template(
     file: TableFile,
     *,
     target: str,
-    ranges: Mapping[str, tuple[float, float]],
+    ranges: Mapping[str, tuple[Any, Any]],
     categories: Mapping[str, Sequence[str]],
     ignore: Sequence[str] = (),
+    hint: str = "",
 ) -> str:
-    """YAML for a file's columns, with what the user has declared about them."""
+    """YAML for a file's columns, with what the user has declared about them. ``hint``: for who names one in vain."""
     for option, names in (
         ("--target", [target]),
         ("--range", ranges),
@@ -43,7 +47,7 @@ def schema_template(
     ):
         for name in names:
             if name not in file.header:
-                raise ConfigError(option, name, f"{file.path.name} has no such column")
+                raise ConfigError(option, name, f"{file.path.name} has no such column{hint}")
     if twice := sorted(set(ranges) & set(categories)):
         raise ConfigError("--range", twice[0], "has categories, too; give one of them")
     lines = [_HEAD.format(name=file.path.name, todo=TODO), "target:", f"  name: {_quoted(target)}"]
@@ -65,7 +69,7 @@ def _column(name: str, stored: str, ranges: Mapping[str, Any], categories: Mappi
     if name in categories:
         return f"{{categories: {_quoted(list(categories[name]))}}}"
     hint = _HINTS.get(stored, f"is stored as {stored}: store numbers or texts, or move it to ignore")
-    kind = {"number": "{range: TODO}", "text": "{categories: TODO}"}.get(stored, TODO)
+    kind = {"number": "{range: TODO}", "date": "{range: TODO}", "text": "{categories: TODO}"}.get(stored, TODO)
     return f"{kind}  # {hint}"
 
 
@@ -74,15 +78,18 @@ def _quoted(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def parse_range(text: str) -> tuple[str, tuple[float, float]]:
-    """``age=0:100``."""
+def parse_range(text: str) -> tuple[str, tuple[Any, Any]]:
+    """``age=0:100``, or ``born=1900-01-01:2025-12-31``."""
     name, _, values = text.partition("=")
     low, _, high = values.partition(":")
-    try:
-        return name.strip(), (float(low), float(high))
-    except ValueError:
-        pass
-    raise ConfigError("--range", text, "write it as column=lowest:highest, for instance age=0:100")
+    for read in (float, lambda day: str(date.fromisoformat(day))):
+        try:
+            return name.strip(), (read(low), read(high))
+        except ValueError:
+            pass
+    raise ConfigError(
+        "--range", text, "write it as column=lowest:highest, for instance age=0:100, or with dates as 2020-01-31"
+    )
 
 
 def parse_categories(text: str) -> tuple[str, tuple[str, ...]]:
