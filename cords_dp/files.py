@@ -41,6 +41,22 @@ def replacing(path: Path) -> Iterator[Path]:
     sync(path.parent)  # a rename is durable once its folder is
 
 
+def cache_folder(what: str) -> Path | None:
+    """Where this user's machine keeps what can be made again and tells nothing of data; None where nothing is kept.
+
+    ``$CORDS_DP_CACHE/what``, by default below ``~/.cache/cords_dp``; ``CORDS_DP_CACHE=off`` keeps nothing.
+    """
+    given = os.environ.get("CORDS_DP_CACHE")
+    if given == "off":
+        return None
+    if given:
+        return Path(given) / what
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cords_dp" / what
+    except RuntimeError:  # nobody's home
+        return None
+
+
 def remove_stale(folder: Path) -> list[Path]:
     """Remove the temporary files that writers on this machine left in ``folder`` when they were killed; name them."""
     removed = []

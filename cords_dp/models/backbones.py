@@ -1,4 +1,4 @@
-"""``model.features``, resolved: scattering, a torchvision network, a sentence model, or what was registered."""
+"""``model.features``, resolved: scattering, leaves, a torchvision network, a sentence model, or what was registered."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from cords_dp.models.sentences import check_sentence_model, sentence_features
 _SIDE = 224  # what torchvision's classifiers were trained on
 _IMAGENET = PixelConstants((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _SMALLEST = 8  # pixels a side that two scales of wavelets need
-_KINDS = "'scattering', 'torchvision:NAME', 'sentence:FOLDER', or a name given to cords_dp.register_features"
+_OURS = ("scattering", "leaves", "leaves:mirrored")
+_KINDS = f"{', '.join(map(repr, _OURS))}, 'torchvision:NAME', 'sentence:FOLDER', or a name given to register_features"
 
 
 def check_features(section: Mapping[str, Any]) -> None:
@@ -30,14 +31,14 @@ def check_features(section: Mapping[str, Any]) -> None:
     kind, _, what = (name or "").partition(":")
     if weights is not None and kind != "torchvision":
         raise ConfigError("model.weights", str(weights), "is the weights file of features='torchvision:NAME'")
-    if name is None or name == "scattering" or name in registered_features():
+    if name is None or name in _OURS or name in registered_features():
         return
     if kind == "torchvision" and what:
         _check_torchvision(name, what, weights)
     elif kind == "sentence" and what:
         check_sentence_model(Path(what).expanduser())
     else:
-        close = suggest(name, ["scattering", *registered_features()]).removeprefix("unknown key; ")
+        close = suggest(name, [*_OURS, *registered_features()]).removeprefix("unknown key; ")
         raise ConfigError("model.features", name, f"must be {_KINDS}; {close}")
 
 
@@ -54,12 +55,22 @@ def build_features(
             raise ConfigError("model.features", name, f"is for images of at least {_SMALLEST}×{_SMALLEST} pixels")
         return Scattering(input_shape)
     kind, _, what = name.partition(":")
+    if kind == "leaves" and name not in registered_features():
+        return _leaves(name, input_shape)
     if kind == "sentence" and name not in registered_features():
         return sentence_features(Path(what).expanduser(), input_shape)
     if kind == "torchvision" and name not in registered_features():
         return _torchvision_features(name, what, section.get("weights"), input_shape, constants)
     known = registered_features()[name]
     return module_features(name, known.builder(input_shape=tuple(input_shape)), input_shape, settings=[known.version])
+
+
+def _leaves(name: str, input_shape: Sequence[int]) -> Features:
+    from cords_dp.models.leaves import Leaves, readable  # late: it compiles
+
+    if not readable(input_shape):
+        raise ConfigError("model.features", name, "is for grey or colour images of at least 8×8 pixels")
+    return Leaves(input_shape, mirrored=name.endswith(":mirrored"))
 
 
 # --- torchvision -----------------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def check_model(cfg: Mapping[str, Any], *, own_data: bool = False) -> None:
     if name in _BUILDERS and _takes(_BUILDERS[name], "features"):
         check_features(section)
     elif section.get("features") is not None:
-        fix = f"{name} has features of its own; use LinearHead, MLPHead or a registered model that takes features"
+        fix = f"{name} has features of its own: leave this key out, or use LinearHead, MLPHead or a registered model that takes features"
         raise ConfigError("model.features", section["features"], fix)
     info = None if own_data else public_facts(cfg)
     _class_count(section, len(info.classes) or None if info else None)

@@ -161,7 +161,7 @@ def register_features(name: str, builder: FeatureBuilder, *, version: str = "1",
     It must be a fixed function of one record: nothing in it may have been fitted on the private data. ``version`` is
     part of the name of cached features; change it with what a function computes (a module's weights are part anyway).
     """
-    if ":" in name or name == "scattering" or (name in _REGISTERED and not force):
+    if ":" in name or name in ("scattering", "leaves") or (name in _REGISTERED and not force):
         raise MechanismError(f"there are features {name!r} already, or the name holds a colon; force=True replaces")
     _REGISTERED[name] = Registered(builder, version)
 

@@ -2,7 +2,7 @@
 
 A scattering transform (Mallat) is a fixed function of one image. A small classifier on top of it learns far
 more from a small privacy budget than a network that must learn its own features (Tramèr & Boneh, 2021). The
-features are normalised with statistics of random images and per image, so no statistic of the data is used.
+features are normalised with statistics of dead leaves and per image, so no statistic of the data is used.
 
 Features are computed once and kept on disk (`datasets.features`). A model here takes images or ready features.
 """
@@ -18,19 +18,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
+from cords_dp.models.dead_leaves import dead_leaves
 from cords_dp.models.heads import LinearHead
+from cords_dp.models.whitening import POWER, Whitening, whitening
 
 _BATCH = 256
-_PRIOR_IMAGES = 512
-_WHITENING = 0.25  # 0: channels are only standardised; 0.5: they are decorrelated altogether
+_PRIOR_IMAGES = 500
 
 
 class Scattering(nn.Module):
     """Images N×C×H×W → normalised scattering maps N×(81·C)×H/4×W/4 (J = 2, eight angles).
 
-    Scattering coefficients differ in size and are correlated, which slows noisy training down. Their means and
-    covariance are taken from random images with the spectrum of natural ones (1/f), not from any data, and half of the
-    correlation is taken out. Then each image is scaled to mean square 1, by itself.
+    They are whitened with the statistics of dead leaves, not of any data; then each image is scaled to mean square 1,
+    by itself.
     """
 
     name = "scattering"
@@ -39,7 +39,7 @@ class Scattering(nn.Module):
     def __init__(self, input_shape: Sequence[int]):
         super().__init__()
         self.input_shape = tuple(input_shape)
-        self.settings = ("J=2, 1/f prior", _WHITENING, self.input_shape)  # names the features on disk
+        self.settings = ("J=2, dead leaves", POWER, self.input_shape)  # names the features on disk
         channels, height, width = self.input_shape
         self.feature_shape = (81 * channels, height // 4, width // 4)
 
@@ -52,9 +52,8 @@ class Scattering(nn.Module):
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
-        mean, matrix = _prior(self.input_shape)
         maps = scattering_maps(images.float(), self.input_shape)  # kymatio's filters are float32
-        maps = torch.einsum("ij,njhw->nihw", matrix.to(maps), maps - mean.to(maps))
+        maps = _prior(self.input_shape)(maps)
         return (maps / maps.pow(2).mean(dim=(1, 2, 3), keepdim=True).sqrt().clamp_min(1e-6)).to(images)
 
 
@@ -86,27 +85,9 @@ def _kymatio(height: int, width: int, device: str) -> Any:
 
 
 @lru_cache(maxsize=4)
-def _prior(shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Mean of each channel and the matrix that standardises channels and takes out half of their correlation."""
-    maps = torch.cat([scattering_maps(part, shape) for part in natural_noise(_PRIOR_IMAGES, shape).split(_BATCH)])
-    samples = maps.permute(0, 2, 3, 1).flatten(0, 2).double()
-    mean, std = samples.mean(dim=0), samples.std(dim=0)
-    standardised = (samples - mean) / std
-    values, vectors = torch.linalg.eigh(standardised.T @ standardised / len(standardised))
-    matrix = vectors @ torch.diag((values + 0.01) ** -_WHITENING) @ vectors.T / std
-    return mean.float().reshape(1, -1, 1, 1), matrix.float()
-
-
-def natural_noise(count: int, shape: tuple[int, ...]) -> Tensor:
-    """Random images whose amplitude falls as 1/f, with channels that mostly agree; standard deviation 1 each."""
-    channels, height, width = shape
-    generator = torch.Generator().manual_seed(0)  # public, the same for everyone
-    frequency = (torch.fft.fftfreq(height)[:, None] ** 2 + torch.fft.fftfreq(width)[None, :] ** 2).sqrt()
-    frequency[0, 0] = 1 / max(height, width)
-    grey = torch.randn(count, 1, height, width, generator=generator)
-    colour = torch.randn(count, channels, height, width, generator=generator)
-    images = torch.fft.ifft2(torch.fft.fft2(0.95 * grey + 0.3 * colour) / frequency).real
-    return images / images.std(dim=(1, 2, 3), keepdim=True)
+def _prior(shape: tuple[int, ...]) -> Whitening:
+    images = dead_leaves(_PRIOR_IMAGES, shape, seed=0)
+    return whitening(torch.cat([scattering_maps(part, shape) for part in images.split(_BATCH)]))
 
 
 class ScatterLinear(LinearHead):

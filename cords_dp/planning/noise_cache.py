@@ -5,21 +5,20 @@ Formal guarantee: none is needed, because nothing here is believed. A remembered
 lies within the budget and dropped where it does not. A lost, wrong or forged file costs time, never privacy.
 
 Held: a digest of public values (events, δ, target, accountant, versions) as the file's name, and the noise in it. The
-folder is ``$CORDS_DP_CACHE/noise``, by default below ``~/.cache/cords_dp``; ``CORDS_DP_CACHE=off`` keeps nothing.
+folder is `files.cache_folder("noise")`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import cords_dp
-from cords_dp.files import write_durably
+from cords_dp.files import cache_folder, write_durably
 
 _LEAST, _MOST = 1e-9, 1e9
 _ACCOUNTING_PACKAGES = ("dp-accounting", "prv-accountant", "numpy", "scipy")
@@ -51,15 +50,7 @@ def remember(name: str, value: float) -> None:
 
 
 def _folder() -> Path | None:
-    given = os.environ.get("CORDS_DP_CACHE")
-    if given == "off":
-        return None
-    if given:
-        return Path(given) / "noise"
-    try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cords_dp" / "noise"
-    except RuntimeError:  # nobody's home
-        return None
+    return cache_folder("noise")
 
 
 @lru_cache(maxsize=1)
