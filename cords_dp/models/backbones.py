@@ -17,6 +17,7 @@ from cords_dp.errors import ConfigError
 from cords_dp.models.frozen import Features, FrozenFeatures, module_features, registered_features
 from cords_dp.models.scattering import Scattering
 from cords_dp.models.sentences import check_sentence_model, sentence_features
+from cords_dp.toolkit import torchvision_networks
 
 _SIDE = 224  # what torchvision's classifiers were trained on
 _IMAGENET = PixelConstants((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -66,7 +67,7 @@ def build_features(
 
 
 def _check_torchvision(name: str, what: str, weights: Any) -> None:
-    from torchvision import models
+    models = torchvision_networks()
 
     classifiers = models.list_models(module=models)
     if what not in classifiers:
@@ -79,7 +80,7 @@ def _torchvision_features(
     name: str, what: str, weights: Any, input_shape: Sequence[int], constants: PixelConstants | None
 ) -> FrozenFeatures:
     """The input of the network's last linear layer, on images of 224×224, minus its own mean."""
-    from torchvision import models
+    models = torchvision_networks()
 
     if len(input_shape) != 3 or input_shape[0] not in (1, 3):
         raise ConfigError("model.features", name, f"is for images, not for records of shape {tuple(input_shape)}")
@@ -135,7 +136,7 @@ def _load_weights(network: nn.Module, what: str, weights: Any) -> None:
 
 
 def _downloaded(what: str) -> Mapping[str, Tensor]:
-    from torchvision import models
+    models = torchvision_networks()
 
     published = models.get_model_weights(what).DEFAULT
     try:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import torch
-from torch import Tensor, nn
-from torch.utils.data import Dataset
 
+from cords_dp.late import late_module
 from cords_dp.mechanisms.releases import Releases
 from cords_dp.planning.plan import PrivacyPlan
 from cords_dp.selection.last_layer import LastLayer, last_layer
 from cords_dp.selection.pool import Pool
 
-Weights = Mapping[str, Tensor]  # a released state_dict
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+    from torch.utils.data import Dataset
+else:  # planning needs no torch
+    torch = late_module("torch")
+
+Weights = Mapping[str, "Tensor"]  # a released state_dict
 
 
 @dataclass(frozen=True)

@@ -33,11 +33,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from cords_dp.accounting import (
     TRAINING_DATA,
@@ -50,14 +48,21 @@ from cords_dp.accounting import (
 from cords_dp.config.settings import PrivacySettings, SubsetSettings
 from cords_dp.config.values import flag, one_of, whole
 from cords_dp.errors import AccountingError, ConfigError
+from cords_dp.late import late_module
 from cords_dp.mechanisms.releases import Releases
 from cords_dp.planning.mechanism import Mechanism, Release, SelectionNoise
 from cords_dp.planning.schedule import Sizes
 from cords_dp.selection.context import SelectionContext, Selector, Weights
-from cords_dp.selection.keys import validation_gradient
-from cords_dp.selection.last_layer import LastLayer, LastLayerGradients, check_selection_type, moved_sum, to_norm
+from cords_dp.selection.keys import check_selection_type, validation_gradient
+from cords_dp.selection.last_layer import LastLayer, LastLayerGradients, moved_sum, to_norm
 from cords_dp.selection.pool import Pool
 from cords_dp.selection.scores import get_score, score_records
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:  # planning needs no torch
+    torch = late_module("torch")
 
 _FROZEN = "Frozen"
 _GREEDY_VARIANTS = (_FROZEN, "RGreedy", "Stochastic", "Naive")

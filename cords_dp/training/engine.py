@@ -29,7 +29,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from opacus.grad_sample import prepare_module
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
@@ -46,6 +45,7 @@ from cords_dp.mechanisms.clipping import (
     row_norms,
 )
 from cords_dp.mechanisms.noise import Noise
+from cords_dp.opacus_parts import prepare_module
 from cords_dp.training.augment import augmented_views
 from cords_dp.training.bookkeeping import recorded
 from cords_dp.training.ghost import TWO_PASSES, GhostModule, refuse_weights_used_twice

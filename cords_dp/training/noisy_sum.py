@@ -14,7 +14,6 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -22,6 +21,7 @@ from cords_dp.distributed import World
 from cords_dp.errors import MechanismError, UnsupportedModelError
 from cords_dp.mechanisms.clipping import clip_factors, keep_rows, rounded_down, row_norms
 from cords_dp.mechanisms.noise import Noise
+from cords_dp.opacus_parts import DPOptimizer, DPOptimizerFastGradientClipping
 
 
 class _NoisySum(DPOptimizer):
