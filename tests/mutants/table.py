@@ -244,15 +244,15 @@ _CLIPPING = [
     ),
     _mutant(
         "realised-batch-size", "the step is divided by the size of the batch, which is secret", "training/engine.py",
-        ("        pieces = list(_pieces(len(y), self.piece))\n",
-         "        pieces = list(_pieces(len(y), self.piece))\n"
+        ("        pieces = list(_pieces(len(y), self._piece(x)))\n",
+         "        pieces = list(_pieces(len(y), self._piece(x)))\n"
          "        self.optimizer.expected_batch_size = max(1, len(y))\n"),
         ENGINE + "test_a_noiseless_step_is_the_clipped_sum_over_the_public_batch_size",
     ),
     _mutant(
         "empty-batch-no-step", "an empty batch takes no step, which shows that it was empty", "training/engine.py",
-        ("        pieces = list(_pieces(len(y), self.piece))\n",
-         "        if not len(y):\n            return\n        pieces = list(_pieces(len(y), self.piece))\n"),
+        ("        pieces = list(_pieces(len(y), self._piece(x)))\n",
+         "        if not len(y):\n            return\n        pieces = list(_pieces(len(y), self._piece(x)))\n"),
         ENGINE + "test_an_empty_batch_still_steps_with_noise",
     ),
 ]  # fmt: skip
