@@ -25,7 +25,7 @@ class _LateModule(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return getattr(importlib.import_module(self.__name__), name)
+        return getattr(sys.modules.get(self.__name__) or importlib.import_module(self.__name__), name)
 
 
 class LateName:

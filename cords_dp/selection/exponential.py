@@ -33,6 +33,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -285,8 +286,17 @@ class ExponentialSelector:
                 chosen.append(indices[:0])
                 continue
             candidates = self._candidates(indices)
-            chosen.append(candidates[releases.picks(_PICKS, self.scores(v, candidates), size)])
+            score_of = partial(self._scores_at, v, candidates)
+            chosen.append(candidates[releases.few_picks(_PICKS, score_of, len(candidates), size, bound=self._bound)])
         return chosen
+
+    def _scores_at(self, v: Tensor, candidates: np.ndarray, places: np.ndarray) -> np.ndarray:
+        return self.scores(v, candidates[places])
+
+    @property
+    def _bound(self) -> float:
+        """No score is larger, and none is below its negative."""
+        return self.privacy.selection_clip * self.privacy.validation_clip
 
     def _candidates(self, remaining: np.ndarray) -> np.ndarray:
         """Records that take part in a freeze: all, or a random sample for Stochastic."""
@@ -303,7 +313,7 @@ class ExponentialSelector:
         return self._scores(v, gradients.rows(torch.from_numpy(indices)))
 
     def _scores(self, v: Tensor, gradients: LastLayerGradients) -> np.ndarray:
-        bound = self.privacy.selection_clip * self.privacy.validation_clip
+        bound = self._bound
         if self.mechanism.score == "glister":
             scores = gradients.scores(v, self.privacy.selection_clip)
         else:
