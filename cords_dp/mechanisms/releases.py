@@ -70,15 +70,9 @@ class Releases:
     ) -> np.ndarray:
         """`picks` among ``count`` records whose scores are asked for as they are needed; |score| ≤ bound.
 
-        The law is the same. Public numbers alone decide whether all scores are asked for.
+        The law is the same.
         """
-        declared = None if self._noiseless else self._get(name)
-        if (
-            declared is None
-            or declared.epsilon0 is None
-            or count < _MANY
-            or 2 * expected_proposals(count, size, bound, declared.epsilon0, declared.sensitivity) > count
-        ):
+        if not self.reads_few(name, count, size, bound=bound):
             return self.picks(name, score_of(np.arange(count)), size)
         release, epsilon0 = self._charged_picks(name, size)
         return proposed_picks(
@@ -90,6 +84,13 @@ class Releases:
             sensitivity=release.sensitivity,
             rng=self._generators[release.dataset],
         )
+
+    def reads_few(self, name: str, count: int, size: int, *, bound: float) -> bool:
+        """Will `few_picks` ask for the scores of some records only? Public numbers alone decide."""
+        release = None if self._noiseless else self._get(name)
+        if release is None or release.epsilon0 is None or count < _MANY:
+            return False
+        return 2 * expected_proposals(count, size, bound, release.epsilon0, release.sensitivity) <= count
 
     def _charged_picks(self, name: str, size: int) -> tuple[Release, float]:
         """The release, charged and counted, and its ε₀."""

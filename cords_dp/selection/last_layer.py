@@ -31,7 +31,7 @@ else:  # planning needs no torch
 
 LossPerExample = Callable[["Tensor", "Tensor"], "Tensor"]
 _BATCH = 1024
-_FEW = 1 << 22  # numbers of which a copy in float64 may be kept: 32 MB
+_SUMMED = 512  # rows turned into float64 at a time: they stay in the processor's cache
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,7 @@ class LastLayerGradients:
     def with_residuals(self, r: Tensor) -> LastLayerGradients:
         """The same records at other logits. What is known about their inputs stays known."""
         other = replace(self, r=r)
-        known = ("_input_norms", "_finite_inputs", "_few_inputs")
-        other.__dict__.update({k: self.__dict__[k] for k in known if k in self.__dict__})
+        other.__dict__.update({k: self.__dict__[k] for k in ("_input_norms", "_finite_inputs") if k in self.__dict__})
         return other
 
     def without(self, index: Tensor) -> LastLayerGradients:
@@ -94,20 +93,14 @@ class LastLayerGradients:
         return self.a @ v.T
 
     def _weighted_sum(self, weights: Tensor) -> Tensor:
-        rows = self._finite_inputs if self._few_inputs is None else self._few_inputs
         total = weights.new_zeros(weights.shape[1], self.a.shape[1])
-        for part, inputs in zip(weights.split(_BATCH), rows.split(_BATCH), strict=True):
+        for part, inputs in zip(weights.split(_SUMMED), self._finite_inputs.split(_SUMMED), strict=True):
             total += part.T @ inputs.double()  # float32 would lose records in a long sum
         return total
 
     @cached_property
     def _finite_inputs(self) -> Tensor:
         return finite_or_zero(self.a)
-
-    @cached_property
-    def _few_inputs(self) -> Tensor | None:
-        """The inputs in float64, where they are few: those of V are summed up in every greedy round."""
-        return self._finite_inputs.double() if self.a.numel() <= _FEW else None
 
 
 @dataclass(frozen=True)
