@@ -26,6 +26,9 @@ post-processing of the noisy gradients and of D. Hence the run's ε is the large
 *PerClass* is for labels that the user has declared public. Each class has its own ``v``, from the records of V in that
 class. All classes' sums are released together: a record is in one of them, so the sensitivity is still C_v. Frozen
 scores of all classes get their Gumbel noise in one freeze, of which each class keeps its best.
+
+Of many records, only those that are proposed are shown to the model (`mechanisms.exponential.proposed_picks`): the law
+of the picks is the same, and whether it is done so is decided by public numbers.
 """
 
 from __future__ import annotations

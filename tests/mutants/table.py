@@ -470,6 +470,17 @@ _SELECTION = [
         PICKS + "test_law_of_up_to_three_picks",
     ),
     _mutant(
+        "every-proposal-accepted", "proposed records are picked whatever their score", "mechanisms/exponential.py",
+        ("rng.random(len(proposed)) < chances", "rng.random(len(proposed)) < 1"),
+        PICKS + "test_proposed_picks_have_the_same_law",
+    ),
+    _mutant(
+        "proposals-not-charged", "picks by proposals cost nothing", "mechanisms/releases.py",
+        ("        release, epsilon0 = self._charged_picks(name, size)\n        return proposed_picks(\n",
+         "        release, epsilon0 = self._get(name), self._get(name).epsilon0 or 0\n        return proposed_picks(\n"),
+        "mechanisms/test_few_picks.py::test_a_charge_comes_before_the_first_score_and_picks_are_counted",
+    ),
+    _mutant(
         "freeze-drawn-twice", "one freeze of the scores is drawn from again and again", "mechanisms/exponential.py",
         ("        self._spent = True\n", ""),
         PICKS + "test_a_freeze_draws_once",
