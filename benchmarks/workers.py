@@ -2,9 +2,9 @@
 
     python benchmarks/workers.py [--config configs/full_dp_digits.py] [--runs 8] [--repeats 3] [--json FILE]
 
-Sweeps by one worker and by two take turns; medians of wall time and of the processor time of all their processes, and
-the ratio of the wall times. Other work on the machine takes cores from both, and more from two workers than from one:
-``busy`` is the load beside the benchmark when it began.
+Sweeps by one worker and by two take turns; medians of wall time and their ratio. Other work on the machine changes
+both: two workers get more of a busy machine than one, whose two threads wait for each other. ``busy`` is the load
+beside the benchmark when it began.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -29,33 +28,24 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    busy, taken = os.getloadavg()[0], {1: list[tuple[float, float]](), 2: list[tuple[float, float]]()}
+    busy, taken = os.getloadavg()[0], {1: list[float](), 2: list[float]()}
     for _ in range(args.repeats):
         for workers, seconds in taken.items():
             seconds.append(_sweep(args.config, workers, args.runs))
     found: dict[str, Any] = {"config": Path(args.config).name, "runs": args.runs, "busy": round(busy, 1)}
-    for workers, seconds in taken.items():
-        wall, processor = (round(statistics.median(column), 1) for column in zip(*seconds, strict=True))
-        found[str(workers)] = {"seconds": wall, "processor_seconds": processor}
-    found["ratio"] = round(found["2"]["seconds"] / found["1"]["seconds"], 2)
+    found["seconds"] = {str(workers): round(statistics.median(seconds), 1) for workers, seconds in taken.items()}
+    found["ratio"] = round(found["seconds"]["2"] / found["seconds"]["1"], 2)
     print(json.dumps(found))
     if args.json:
         args.json.write_text(json.dumps(found, indent=2))
 
 
-def _sweep(config: str, workers: int, runs: int) -> tuple[float, float]:
-    """Wall and processor seconds of one sweep."""
+def _sweep(config: str, workers: int, runs: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "cords_dp", "sweep", "--config", config, "--seeds", str(runs), "--quiet"]
-        start, before = time.perf_counter(), _processor_seconds()
+        start = time.perf_counter()
         subprocess.run([*command, "--workers", str(workers), "--out", folder], check=True, capture_output=True)
-        return time.perf_counter() - start, _processor_seconds() - before
-
-
-def _processor_seconds() -> float:
-    """Of all processes that this one has begun and seen the end of."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+        return time.perf_counter() - start
 
 
 if __name__ == "__main__":

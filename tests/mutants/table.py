@@ -477,7 +477,7 @@ _SELECTION = [
     _mutant(
         "proposals-not-charged", "picks by proposals cost nothing", "mechanisms/releases.py",
         ("        release, epsilon0 = self._charged_picks(name, size)\n        return proposed_picks(\n",
-         "        release, epsilon0 = self._get(name), self._get(name).epsilon0 or 0\n        return proposed_picks(\n"),
+         "        release, epsilon0 = self._get(name), self._get(name).epsilon0\n        return proposed_picks(\n"),
         "mechanisms/test_few_picks.py::test_a_charge_comes_before_the_first_score_and_picks_are_counted",
     ),
     _mutant(
