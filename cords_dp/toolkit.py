@@ -203,11 +203,6 @@ except ImportError as error:
     raise ToolkitMissingError(f"cords_dp needs {missing or error}. Install it with: {hint}") from error
 
 
-def torchvision_networks() -> Any:
-    """``torchvision.models``, without torch's compiler, which it would import."""
-    return _imported("torchvision.models")
-
-
 def load_config_data(path: str) -> DotMap:
     """CORDS' reader of config files. A config that parses the command line, as CORDS' for MILO do, sees an empty one.
 
@@ -245,5 +240,4 @@ __all__ = [
     "load_config_data",
     "nonadaptive",
     "stubs_for_dead_imports",
-    "torchvision_networks",
 ]

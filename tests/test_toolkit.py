@@ -143,7 +143,7 @@ ARROWS = {
     "planning": {"accounting", "config"},
     "mechanisms": {"accounting", "planning", "distributed"},
     "datasets": {"toolkit", "config", "planning", "parallel", "half_rows"},
-    "models": {"toolkit", "datasets", "config", "half_rows", "opacus_parts"},
+    "models": {"toolkit", "datasets", "config", "half_rows", "opacus_parts", "lazy_compiler"},
     "prediction": {"datasets", "models"},
     "selection": {"toolkit", "mechanisms", "accounting", "planning", "config", "datasets", "distributed"},
     "registry": {"planning", "selection"},

@@ -14,10 +14,10 @@ from torch.nn import functional as F
 from cords_dp.config.values import suggest
 from cords_dp.datasets import PixelConstants
 from cords_dp.errors import ConfigError
+from cords_dp.lazy_compiler import torchvision_networks
 from cords_dp.models.frozen import Features, FrozenFeatures, module_features, registered_features
 from cords_dp.models.scattering import Scattering
 from cords_dp.models.sentences import check_sentence_model, sentence_features
-from cords_dp.toolkit import torchvision_networks
 
 _SIDE = 224  # what torchvision's classifiers were trained on
 _IMAGENET = PixelConstants((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
