@@ -1,11 +1,12 @@
 """A private step of a linear head on stored features: library calls against rows read where they lie, in one run.
 
-    python benchmarks/linear_head.py [--batch 2048] [--json FILE]
+    python benchmarks/linear_head.py [--batch 2048] [--processor] [--json FILE]
 
 "libraries": gather half-precision rows, convert them, measure their lengths in float64, two matrix products, as
 before. "ours": `PrivateEngine` in its linear mode, with its noise. Beside them: the memory's copy rate, and the rate of
 a large matrix product, which is the limit: a step of a head with ten classes multiplies every number of a row twenty
-times, and reads it twice. Medians of nine.
+times, and reads it twice. Medians of nine. `--processor`: processor time on one thread instead of wall time, for a
+machine that has other work.
 """
 
 from __future__ import annotations
@@ -36,20 +37,24 @@ _FEATURES = {"MNIST, 3,969 features": (81, 7, 7), "CIFAR-10, 15,552 features": (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--batch", type=int, default=2048)
+    parser.add_argument("--processor", action="store_true", help="processor time on one thread")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    clock = time.process_time if args.processor else time.perf_counter
+    if args.processor:
+        torch.set_num_threads(1)
     keep_freed_memory()  # as a run does
     large = torch.randn(2048, 2048)
-    product = 2 * 2048**3 / _seconds(lambda: large @ large) / 1e9
+    product = 2 * 2048**3 / _seconds(lambda: large @ large, clock) / 1e9
     block = torch.randn(32 << 20)
-    copy = 8 * block.numel() / _seconds(block.clone) / 1e9
+    copy = 8 * block.numel() / _seconds(block.clone, clock) / 1e9
     rows = []
     for name, shape in _FEATURES.items():
         features = torch.randn(3 * args.batch, *shape).half()
         chosen = torch.randperm(len(features), generator=torch.Generator().manual_seed(0))[: args.batch].sort().values
-        libraries = _seconds(_libraries(features, chosen))
+        libraries = _seconds(_libraries(features, chosen), clock)
         with torch_on_one_thread():  # as a run does
-            ours = _seconds(_ours(features, chosen))
+            ours = _seconds(_ours(features, chosen), clock)
         operations = 4 * _CLASSES * args.batch * features[0].numel()
         rows.append(
             {
@@ -117,13 +122,13 @@ class _Ready:
         raise NotImplementedError
 
 
-def _seconds(function: Callable[[], Any], repeats: int = 9) -> float:
+def _seconds(function: Callable[[], Any], clock: Callable[[], float], repeats: int = 9) -> float:
     function()
     taken = []
     for _ in range(repeats):
-        start = time.perf_counter()
+        start = clock()
         function()
-        taken.append(time.perf_counter() - start)
+        taken.append(clock() - start)
     return statistics.median(taken)
 
 

@@ -1,18 +1,15 @@
-"""What a run takes beyond its own steps and evaluations, and what a second worker saves a sweep.
+"""What a run takes beyond its own steps and evaluations.
 
     python benchmarks/overhead.py [--config configs/full_dp_mnist.py] [--epochs 20] [--json FILE]
 
 Overhead: the wall time of `train()` after planning, less the time inside of training steps, evaluations and the
-reading of their records, over that time; checkpoints every epoch, ledger and evaluation on. Sweep: some runs by one
-worker and by two.
+reading of their records, over that time; checkpoints every epoch, ledger and evaluation on.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -25,16 +22,11 @@ from cords_dp.memory import keep_freed_memory
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--config", default="configs/full_dp_mnist.py")
-    parser.add_argument("--sweep", default="configs/full_dp_digits.py", help="config of the sweep's runs; '' for none")
-    parser.add_argument("--runs", type=int, default=8, help="of the sweep")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     keep_freed_memory()
     found = overhead(args.config, args.epochs)
-    if args.sweep:
-        found["sweep"] = {str(workers): round(_sweep(args.sweep, workers, args.runs), 1) for workers in (1, 2)}
-        found["sweep_ratio"] = round(found["sweep"]["2"] / found["sweep"]["1"], 2)
     print(json.dumps(found))
     if args.json:
         args.json.write_text(json.dumps(found, indent=2))
@@ -90,14 +82,6 @@ def overhead(config: str, epochs: int) -> dict[str, Any]:
         **{name: round(seconds, 2) for name, seconds in inside.items()},
         "overhead": round(wall / work - 1, 3),
     }
-
-
-def _sweep(config: str, workers: int, runs: int) -> float:
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "cords_dp", "sweep", "--config", config, "--seeds", str(runs), "--quiet"]
-        start = time.perf_counter()
-        subprocess.run([*command, "--workers", str(workers), "--out", folder], check=True, capture_output=True)
-        return time.perf_counter() - start
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """A selection by each mechanism against one forward pass and against CORDS' own GLISTER, in one run.
 
-    python benchmarks/selection.py [--records 45000] [--cords] [--json FILE]
+    python benchmarks/selection.py [--records 45000] [--cords] [--processor] [--json FILE]
 
 CORDS' TwoLayerNet on made-up records (512 numbers, 512 hidden units, 10 classes), k a tenth, V a ninth of D. Times
 are the best of five and include reading V; the forward pass is without gradients, over D alone. Memory is what a
 process of its own needs at its peak beyond what it had before. `--cords` adds CORDS' RGreedy with the last layer's
-gradients, which takes half a minute and gigabytes.
+gradients, which takes half a minute and gigabytes. `--processor`: processor time on one thread instead of wall time,
+for a machine that has other work.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from cords_dp.planning import build_plan, registered_mechanisms
 from cords_dp.selection import Records, SelectionContext
 
 _LOSS = nn.CrossEntropyLoss(reduction="none")
+_INPUTS = 512
 _KEYS: dict[str, dict[str, Any]] = {
     "align": {},
     "match": {},
@@ -47,23 +49,32 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=45_000)
     parser.add_argument("--mechanisms", nargs="+", default=list(_KEYS), choices=list(_KEYS))
     parser.add_argument("--cords", action="store_true", help="CORDS' own RGreedy beside them")
+    parser.add_argument("--processor", action="store_true", help="processor time on one thread")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    clock = time.process_time if args.processor else time.perf_counter
+    if args.processor:
+        torch.set_num_threads(1)
     keep_freed_memory()  # as a run does
     setting = Setting(args.records)
-    forward = _seconds(setting.forward)
+    forward = _seconds(setting.forward, clock)
     rows = [
-        {"what": "forward pass", "seconds": forward, "ratio": 1.0, "extra_megabytes": _memory("forward", args.records)}
+        {
+            "what": "forward pass",
+            "seconds": forward,
+            "ratio": 1.0,
+            "extra_megabytes": memory_of("forward", args.records),
+        }
     ]
     names = [*args.mechanisms, *(["CORDS' RGreedy"] if args.cords else [])]
     for name in names:
-        seconds = _seconds(setting.selection(name), 1 if name.startswith("CORDS") else 5)
+        seconds = _seconds(setting.selection(name), clock, 1 if name.startswith("CORDS") else 5)
         rows.append(
             {
                 "what": name,
                 "seconds": seconds,
                 "ratio": seconds / forward,
-                "extra_megabytes": _memory(name, args.records),
+                "extra_megabytes": memory_of(name, args.records),
             }
         )
     for row in rows:
@@ -75,13 +86,13 @@ def main() -> None:
 class Setting:
     """D, V, a model, and each way to select."""
 
-    def __init__(self, n: int):
+    def __init__(self, n: int, inputs: int = _INPUTS):
         from cords_dp.toolkit import cords_models
 
         torch.manual_seed(0)
         self.n = n
-        self.model = cords_models.TwoLayerNet(512, 10, 512)
-        self.train, self.validation = _data(n, 0), _data(n // 9, 1)
+        self.model = cords_models.TwoLayerNet(inputs, 10, 512)
+        self.train, self.validation = _data(n, inputs, 0), _data(n // 9, inputs, 1)
 
     def forward(self) -> None:
         self.model.eval()
@@ -150,34 +161,34 @@ class Setting:
         return lambda: strategy.select(self.n // 10, self.model.state_dict())
 
 
-def _data(n: int, seed: int) -> ArrayDataset:
+def _data(n: int, inputs: int, seed: int) -> ArrayDataset:
     rng = np.random.default_rng(seed)
-    return ArrayDataset(rng.standard_normal((n, 512), dtype=np.float32), rng.integers(0, 10, n))
+    return ArrayDataset(rng.standard_normal((n, inputs), dtype=np.float32), rng.integers(0, 10, n))
 
 
-def _seconds(function: Callable[[], Any], repeats: int = 5) -> float:
+def _seconds(function: Callable[[], Any], clock: Callable[[], float], repeats: int = 5) -> float:
     taken = []
     for _ in range(repeats):
-        start = time.perf_counter()
+        start = clock()
         function()
-        taken.append(time.perf_counter() - start)
+        taken.append(clock() - start)
     return min(taken)  # other processes only ever add to it
 
 
-def _memory(name: str, records: int) -> float:
+def memory_of(name: str, records: int, inputs: int = _INPUTS) -> float:
     """Megabytes at the peak beyond what was there before, in a process of its own."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_measure, args=(name, records, sender))
+    process = context.Process(target=_measure, args=(name, records, inputs, sender))
     process.start()
     result = receiver.recv()
     process.join()
     return float(result)
 
 
-def _measure(name: str, records: int, sender: Any) -> None:
-    setting = Setting(records)
-    small = Setting(2048)  # libraries take memory of their own the first time
+def _measure(name: str, records: int, inputs: int, sender: Any) -> None:
+    setting = Setting(records, inputs)
+    small = Setting(2048, inputs)  # libraries take memory of their own the first time
     (small.forward if name == "forward" else small.selection(name))()
     function = setting.forward if name == "forward" else setting.selection(name)
     Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak counts from here

@@ -29,7 +29,7 @@ def main() -> None:
         rows = {
             "python -c 'import torch'": _seconds([sys.executable, "-c", "import torch"]),
             "cords-dp --help": _seconds([*cli, "--help"]),
-            "import of everything": _seconds([sys.executable, "-c", "import cords_dp.training"]),
+            "import of everything": _seconds([sys.executable, "-c", "import cords_dp.training.trainer"]),
             "cords-dp budget": _seconds(budget, {"CORDS_DP_CACHE": "off"}),
             "cords-dp budget, again": _seconds(budget, cached),
             "cords-dp run, digits": min(_seconds([*run, str(Path(folder) / str(i))], cached, 1) for i in range(3)),

@@ -33,14 +33,20 @@ import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-import torch.distributed as dist
-from torch import Tensor
 
 from cords_dp.errors import ConfigError, LostProcessError, MechanismError
+from cords_dp.late import late_module
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+    from torch import Tensor
+else:  # planning needs no torch
+    torch = late_module("torch")
+    dist = late_module("torch.distributed")
 
 TIMEOUT = "CORDS_DP_TIMEOUT"
 _SECONDS = 3600.0  # ranks wait for each other's features, which may take long; a process that has died is seen at once

@@ -67,6 +67,12 @@ def _is_compile_supported(device_type: Any) -> Any:
     return importlib.import_module(_UTILS).is_compile_supported(device_type)
 
 
+def torchvision_networks() -> Any:
+    """``torchvision.models``, without the compiler, which it would import."""
+    with compiler_deferred():
+        return importlib.import_module("torchvision.models")
+
+
 def free_optimizers_of_compiler() -> None:
     """Let optimizers call their methods directly until somebody imports the compiler."""
     from torch.optim import Optimizer

@@ -5,18 +5,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-import numpy as np
-from dotmap import DotMap
-from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.utils.data import DataLoader, Dataset
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cords_dp.errors import ConfigError, MechanismError
-from cords_dp.planning import PrivacyPlan
-from cords_dp.selection.pool import Pool
-from cords_dp.selection.session import Selections
+
+if TYPE_CHECKING:
+    import numpy as np
+    from dotmap import DotMap
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+    from torch.utils.data import DataLoader, Dataset
+
+    from cords_dp.planning import PrivacyPlan
+    from cords_dp.selection.pool import Pool
+    from cords_dp.selection.session import Selections
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ class Strategy:
 
 
 _STRATEGIES: dict[str, Strategy] = {}
+_LATER: list[Callable[[], None]] = []
 
 
 def register_strategy(
@@ -98,6 +101,7 @@ def register_strategy(
     Names are compared without case, ``-`` and ``_``. A name that is taken is refused unless ``force`` is given, and a
     name that promises privacy (it ends in "DP", or was private before) is never given to a strategy that is not.
     """
+    _register_the_rest()
     key = _key(name)
     known = _STRATEGIES.get(key)
     if known is not None and not force:
@@ -112,12 +116,27 @@ def register_strategy(
     return _STRATEGIES[key]
 
 
+def register_later(register: Callable[[], None]) -> None:
+    """Strategies whose registration takes seconds: ``register()`` is called when a name is asked for that is not known.
+
+    It is also called before anybody else registers a name, so that one that is taken is refused.
+    """
+    _LATER.append(register)
+
+
+def _register_the_rest() -> None:
+    while _LATER:
+        _LATER.pop()()
+
+
 def unregister_strategy(name: str) -> None:
     """Forget a strategy, for instance after a test."""
     _STRATEGIES.pop(_key(name), None)
 
 
 def get_strategy(name: str | None) -> Strategy:
+    if _key(str(name)) not in _STRATEGIES:
+        _register_the_rest()
     strategy = _STRATEGIES.get(_key(str(name)))
     if strategy is None:
         raise ConfigError("dss_args.type", name, f"unknown strategy; known are {', '.join(strategy_names())}")
@@ -125,6 +144,7 @@ def get_strategy(name: str | None) -> Strategy:
 
 
 def strategy_names() -> list[str]:
+    _register_the_rest()
     return sorted(s.name for s in _STRATEGIES.values())
 
 

@@ -25,12 +25,18 @@ import json
 import random
 import secrets
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from cords_dp.errors import MechanismError
+from cords_dp.late import late_module
 from cords_dp.mechanisms.noise import KEY_BYTES, secure_generator
+
+if TYPE_CHECKING:
+    import torch
+else:  # planning needs no torch
+    torch = late_module("torch")
 
 _PUBLIC = ("data", "init")
 _SECRET = ("selection", "batches", "noise", "validation", "augmentation", "coins", "global", "preparation")

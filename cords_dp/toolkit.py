@@ -6,7 +6,8 @@ examples use. None of them is needed here, so each one that is missing is replac
 while CORDS is imported, and taken away again afterwards.
 
 What it imports at once and needs seldom, if at all, takes seconds to load (apricot compiles its functions, ray starts
-up): such a module is imported when something in it is used.
+up): such a module is imported when something in it is used. A name that CORDS imports from one (scikit-learn's
+``StandardScaler``) is looked up when it is called.
 
 Works with the wheel and with a git checkout of CORDS that stands earlier on ``sys.path``.
 """
@@ -18,8 +19,9 @@ import importlib
 import importlib.util
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,6 +29,7 @@ from dotmap import DotMap
 
 from cords_dp.errors import ToolkitMissingError
 from cords_dp.extras import need
+from cords_dp.late import LateName, standing_in
 from cords_dp.lazy_compiler import compiler_deferred, free_optimizers_of_compiler
 
 INSTALL_COMMAND = "pip install --no-deps cords==0.0.4"
@@ -46,8 +49,23 @@ _OPTIONAL_MODULES = (
     "wandb",
 )
 
-# Slow to import, and used by a few of CORDS' strategies only, or by nothing that is called here.
-_DEFERRED = ("apricot", "matplotlib", "matplotlib.pyplot", "ray", "ray.tune")
+# Slow to import, and used by a few of CORDS' strategies and datasets only, or by nothing that is called here.
+_DEFERRED = (
+    "apricot",
+    "matplotlib",
+    "matplotlib.pyplot",
+    "pandas",
+    "ray",
+    "ray.tune",
+    "sklearn",
+    "sklearn.datasets",
+    "sklearn.linear_model",
+    "sklearn.model_selection",
+    "sklearn.preprocessing",
+    "torchvision",
+    "torchvision.datasets",
+    "torchvision.transforms",
+)
 _DEFERRED_EXTRAS = {"apricot": "submodular", "ray": "ray"}
 
 # Functions of a checkout that some configs import without calling them.
@@ -71,7 +89,7 @@ class _Stub(types.ModuleType):
 
 
 class _Deferred(types.ModuleType):
-    """A module that is imported when a name in it is first used."""
+    """A module that is imported when a name in it is first used; one that CORDS imports waits until it is called."""
 
     __path__: list[str] = []
 
@@ -80,10 +98,16 @@ class _Deferred(types.ModuleType):
             raise AttributeError(name)
         if f"{self.__name__}.{name}" in _DEFERRED:
             return _Deferred(f"{self.__name__}.{name}")
-        package = self.__name__.split(".")[0]
-        need(package, extra=_DEFERRED_EXTRAS.get(package, package), what=f"this part of CORDS ({self.__name__}.{name})")
-        with _undisturbed():
-            return getattr(importlib.import_module(self.__name__), name)
+        if sys.modules.get(self.__name__) is self:
+            return LateName(self.__name__, name, _imported)
+        return getattr(_imported(self.__name__), name)
+
+
+def _imported(module: str) -> types.ModuleType:
+    package = module.split(".")[0]
+    need(package, extra=_DEFERRED_EXTRAS.get(package, package), what=f"this part of CORDS ({module})")
+    with _undisturbed(), compiler_deferred():
+        return importlib.import_module(module)
 
 
 # Present on many machines and yet not importable: a binary built for another torch, no Tk.
@@ -116,35 +140,19 @@ def _undisturbed() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _standing_in(modules: Mapping[str, types.ModuleType]) -> Iterator[None]:
-    """These modules under their names, while something is imported."""
-    displaced = {name: sys.modules.get(name) for name in modules}
-    sys.modules.update(modules)
-    try:
-        yield
-    finally:
-        for name, previous in displaced.items():
-            if previous is None:
-                sys.modules.pop(name, None)
-            else:
-                sys.modules[name] = previous
-
-
-@contextlib.contextmanager
 def stubs_for_dead_imports() -> Iterator[list[str]]:
     """Stub what is missing, yield the stubbed names, leave everything as it was."""
-    import sklearn.datasets
-
+    datasets: Any = sys.modules.get("sklearn.datasets")
     stubs = {name: _Stub(name) for name in _OPTIONAL_MODULES if _is_missing(name)}
-    stub_boston = "load_boston" not in vars(sklearn.datasets)
+    stub_boston = datasets is not None and "load_boston" not in vars(datasets)
     if stub_boston:
-        sklearn.datasets.load_boston = None
+        datasets.load_boston = None
     try:
-        with _undisturbed(), _standing_in(stubs):
+        with _undisturbed(), standing_in(stubs):
             yield list(stubs)
     finally:
         if stub_boston:
-            del sklearn.datasets.load_boston
+            del datasets.load_boston
 
 
 def _load_file(name: str, path: Path) -> types.ModuleType:
@@ -174,10 +182,8 @@ def _train_module(cords_root: Path) -> types.ModuleType:
 
 try:
     _slow = {name: _Deferred(name) for name in _DEFERRED if name not in sys.modules}
-    with compiler_deferred():
-        import torchvision  # noqa: F401
     free_optimizers_of_compiler()
-    with stubs_for_dead_imports(), _standing_in(_slow):
+    with stubs_for_dead_imports(), standing_in(_slow):
         import cords
         from cords.selectionstrategies.SL import GLISTERStrategy
         from cords.utils import config_utils

@@ -10,6 +10,8 @@ import sys
 import torch
 import cords_dp.training.trainer
 from cords_dp.lazy_compiler import compiler_deferred
+from cords_dp.lazy_compiler import torchvision_networks
+torchvision_networks()
 from torchvision.ops.roi_align import is_compile_supported
 
 weight = torch.nn.Parameter(torch.ones(2))

@@ -102,6 +102,12 @@ def test_toolkit_is_the_only_importer_of_cords():
             assert not {name for name in imported if name.split(".")[0] in ("cords", "examples")}, path
 
 
+def test_only_one_module_imports_opacus():
+    for path in (REPOSITORY / "cords_dp").rglob("*.py"):
+        if path.name != "opacus_parts.py":
+            assert "opacus" not in {name.split(".")[0] for name in imports_of(path)}, path
+
+
 def imports_of(path) -> set[str]:
     names = set()
     tree = ast.parse(path.read_text())
@@ -117,15 +123,18 @@ def imports_of(path) -> set[str]:
     return names
 
 
-# which rooms a room may use; `cords_dp.errors`, `cords_dp.extras` and `cords_dp.files` are open to all
+# which rooms a room may use; those of `OPEN` are open to all
+OPEN = {"errors", "extras", "files", "late"}
 ARROWS = {
     "errors": set(),
     "files": set(),
+    "late": set(),
     "memory": set(),
     "extras": set(),
     "parallel": set(),
     "half_rows": set(),
     "lazy_compiler": set(),
+    "opacus_parts": set(),
     "toolkit": {"lazy_compiler"},
     "distributed": set(),
     "seeding": {"mechanisms"},
@@ -134,14 +143,14 @@ ARROWS = {
     "planning": {"accounting", "config"},
     "mechanisms": {"accounting", "planning", "distributed"},
     "datasets": {"toolkit", "config", "planning", "parallel", "half_rows"},
-    "models": {"toolkit", "datasets", "config", "half_rows"},
+    "models": {"toolkit", "datasets", "config", "half_rows", "opacus_parts", "lazy_compiler"},
     "prediction": {"datasets", "models"},
     "selection": {"toolkit", "mechanisms", "accounting", "planning", "config", "datasets", "distributed"},
     "registry": {"planning", "selection"},
     "dataloaders": {"registry", "selection", "datasets", "distributed", "toolkit"},
     "training": {
         "accounting", "config", "planning", "mechanisms", "datasets", "models", "selection", "registry", "dataloaders",
-        "distributed", "seeding", "toolkit", "lazy_compiler",
+        "distributed", "seeding", "toolkit", "lazy_compiler", "opacus_parts",
     },
     "auditing": {
         "accounting", "config", "planning", "mechanisms", "datasets", "selection", "registry", "dataloaders",
@@ -169,9 +178,7 @@ def test_arrows_between_rooms(room):
     place = REPOSITORY / "cords_dp" / room
     for path in place.rglob("*.py") if place.is_dir() else [place.with_suffix(".py")]:
         used = {name.split(".")[1] for name in imports_of(path) if name.startswith("cords_dp.")}
-        assert used - {room, "errors", "extras", "files"} <= ARROWS[room], path
-        if room in ("mechanisms", "accounting", "planning", "config"):
-            assert "opacus" not in {name.split(".")[0] for name in imports_of(path)}
+        assert used - {room, *OPEN} <= ARROWS[room], path
 
 
 def test_no_two_rooms_use_each_other():
@@ -185,8 +192,8 @@ def test_no_two_rooms_use_each_other():
 
 def test_slow_modules_are_imported_when_they_are_used():
     code = (
-        "import sys, torch; torch.set_num_threads(1); import cords_dp.training\n"
-        "slow = ('apricot', 'ray', 'matplotlib')\n"  # a checkout imports numba itself
+        "import sys, torch; torch.set_num_threads(1); import cords_dp.training.trainer\n"
+        "slow = ('apricot', 'ray', 'matplotlib', 'pandas', 'sklearn', 'torchvision', 'sympy', 'torch._dynamo')\n"
         "assert not set(slow) & set(sys.modules), set(slow) & set(sys.modules)\n"
         "from cords.selectionstrategies.SL import craigstrategy\n"
         "assert callable(craigstrategy.apricot.FacilityLocationSelection)\n"

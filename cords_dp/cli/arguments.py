@@ -104,7 +104,9 @@ def backend(args: argparse.Namespace) -> Backend:
     from cords_dp.experiments.workers import LocalWorkers, RayTasks
 
     if args.ray is None:
-        return LocalWorkers(args.workers)
+        workers = LocalWorkers(args.workers)
+        workers.prepare()
+        return workers
     return RayTasks(None if args.ray == "local" else args.ray, cpus=args.cpus_per_run, gpus=args.gpus_per_run)
 
 

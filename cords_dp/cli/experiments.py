@@ -106,10 +106,11 @@ def sweep(args: argparse.Namespace) -> int:
     from cords_dp.experiments.sweep import run_jobs
     from cords_dp.report.tables import mean_table
 
+    backend = arguments.backend(args)
     jobs = grid_jobs(load(args), args.grid, args.seeds)
     _check_all(jobs)
     out = out_of(args, "sweep-")
-    result = run_jobs(jobs, out, arguments.backend(args), title=Path(args.config).stem)
+    result = run_jobs(jobs, out, backend, title=Path(args.config).stem)
     if len(result.frame):
         print("\n" + mean_table(result.frame, [parse_axis(axis)[0] for axis in args.grid]).to_string(index=False))
     print(f"\n{len(result.frame)} of {len(jobs)} runs finished: {out / 'runs.csv'}")

@@ -116,8 +116,8 @@ def budget(args: argparse.Namespace) -> int:
 
 
 def _configured(args: argparse.Namespace) -> tuple[PlannedRun, tuple[int, int]]:
-    from cords_dp.experiments.tune import public_sizes
-    from cords_dp.training import resolve
+    from cords_dp.training.run import resolve
+    from cords_dp.training.sizes import public_sizes
 
     run = resolve(load(args), plan=False)
     return run, public_sizes(run)

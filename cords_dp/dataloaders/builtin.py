@@ -1,99 +1,45 @@
-"""The strategies that come with cords_dp: the private ones and all of CORDS' own."""
+"""The strategies that come with cords_dp: the private ones, and those of CORDS once one of them is asked for.
+
+A private strategy is known by name without torch and CORDS, which its loader needs: a plan asks for no more.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import DataLoader
+from cords_dp.registry import StrategyContext, register_later, register_strategy
 
-from cords_dp.dataloaders.private import GLISTERDPDataLoader, RandomDPDataLoader
-from cords_dp.registry import StrategyContext, register_strategy
-from cords_dp.selection.pool import Pool
-from cords_dp.toolkit import WeightedSubset, adaptive, nonadaptive
+if TYPE_CHECKING:
+    from cords_dp.selection.pool import Pool
 
 
 def _full_dp(c: StrategyContext) -> Pool:
+    from cords_dp.selection.pool import Pool
+
     return Pool.everything(len(c.trainset)).as_own()  # type: ignore[arg-type]
 
 
-def _full(c: StrategyContext) -> DataLoader:
-    size = len(c.trainset)  # type: ignore[arg-type]
-    return DataLoader(WeightedSubset(c.trainset, list(range(size)), [1] * size), **_options(c))
+def _random_dp(c: StrategyContext) -> Any:
+    from cords_dp.dataloaders.private import RandomDPDataLoader
+
+    return RandomDPDataLoader(c)
 
 
-def _options(c: StrategyContext) -> dict[str, Any]:
-    loader = c.config["dataloader"]
-    return {
-        "batch_size": loader["batch_size"],
-        "shuffle": bool(loader.get("shuffle", True)),
-        "pin_memory": bool(loader.get("pin_memory", False)) and str(c.dss_args.device).startswith("cuda"),
-        "collate_fn": c.dss_args.get("collate_fn") or None,
-    }
+def _glister_dp(c: StrategyContext) -> Any:
+    from cords_dp.dataloaders.private import GLISTERDPDataLoader
+
+    return GLISTERDPDataLoader(c)
 
 
-def _cords(loader: type, *, validation: bool) -> Callable[[StrategyContext], Any]:
-    """A builder for one of CORDS' loaders, which take the validation loader or not."""
+def _register_those_of_cords() -> None:
+    from cords_dp.dataloaders.cords_loaders import register_all
 
-    def build(c: StrategyContext) -> Any:
-        loaders = (c.train_loader, c.val_loader) if validation else (c.train_loader,)
-        return loader(*loaders, c.dss_args, c.logger, **_options(c))
-
-    return build
-
-
-def _selcon(c: StrategyContext) -> Any:
-    c.dss_args.update(
-        lr=c.config["optimizer"]["lr"], optimizer=c.optimizer, batch_size=c.config["dataloader"]["batch_size"]
-    )
-    options = _options(c)
-    options.pop("collate_fn")
-    return adaptive.SELCONDataLoader(
-        c.trainset, c.validset, c.train_loader, c.val_loader, c.dss_args, c.logger, **options
-    )
+    register_all()
 
 
 register_strategy("FullDP", _full_dp, private=True, uses_all=True)
-register_strategy("RandomDP", RandomDPDataLoader, private=True)
-register_strategy("GLISTERDP", GLISTERDPDataLoader, private=True, selects=True)
-register_strategy("ClassWeightsDP", GLISTERDPDataLoader, private=True, selects=True, mechanism="class_weights")
-register_strategy("GroupRatesDP", GLISTERDPDataLoader, private=True, selects=True, mechanism="group_rates")
-register_strategy("Full", _full, uses_all=True)
-register_strategy("SELCON", _selcon)
-
-
-class _GLISTERDataLoader(adaptive.GLISTERDataLoader):
-    """CORDS' GLISTER, whose RGreedy hands out more indices than weights when r does not divide k."""
-
-    def _resample_subset_indices(self) -> tuple[Any, Any]:
-        indices, weights = super()._resample_subset_indices()
-        size = min(len(indices), len(weights))
-        return indices[:size], weights[:size]
-
-
-# CORDS' loaders: class, the config names that select it, whether it is given the validation loader
-_CORDS_LOADERS: list[tuple[str, tuple[str, ...], bool]] = [
-    ("GradMatchDataLoader", ("GradMatch", "GradMatchPB"), True),
-    ("CRAIGDataLoader", ("CRAIG", "CRAIGPB"), True),
-    ("RandomDataLoader", ("Random",), False),
-    ("OLRandomDataLoader", ("OLRandom",), False),
-    ("AdaptiveRandomDataLoader", ("AdaptiveRandom",), False),
-    ("WeightedRandomDataLoader", ("WeightedRandomExploration", "WRE"), False),
-    ("StochasticGreedyDataLoader", ("StochasticGreedyExploration", "SGE"), False),
-    ("MILODataLoader", ("MILO",), False),
-    ("MILOFixedDataLoader", ("MILOFixed",), False),
-    ("FacLocDataLoader", ("FacLoc",), True),
-]
-for _name in ("GLISTER", "GLISTERPB", "GLISTER-Warm", "GLISTERPB-Warm"):
-    register_strategy(_name, _cords(_GLISTERDataLoader, validation=True))
-for _class_name, _names, _validation in _CORDS_LOADERS:
-    _loader = getattr(adaptive, _class_name, None) or getattr(nonadaptive, _class_name, None)
-    if _loader is None:  # the wheel and a checkout of CORDS do not have the same ones
-        continue
-    for _name in _names:
-        for _suffix in ("", "-Warm"):
-            register_strategy(_name + _suffix, _cords(_loader, validation=_validation))
-if hasattr(adaptive, "OLRandomDataLoader") and not hasattr(adaptive, "AdaptiveRandomDataLoader"):
-    # Renamed in later versions of CORDS; configs of either work with either.
-    for _suffix in ("", "-Warm"):
-        register_strategy("AdaptiveRandom" + _suffix, _cords(adaptive.OLRandomDataLoader, validation=False))
+register_strategy("RandomDP", _random_dp, private=True)
+register_strategy("GLISTERDP", _glister_dp, private=True, selects=True)
+register_strategy("ClassWeightsDP", _glister_dp, private=True, selects=True, mechanism="class_weights")
+register_strategy("GroupRatesDP", _glister_dp, private=True, selects=True, mechanism="group_rates")
+register_later(_register_those_of_cords)

@@ -21,13 +21,6 @@ class RawData(NamedTuple):
     y_test: np.ndarray
 
 
-class PixelConstants(NamedTuple):
-    """Public constants by which pixels are normalised, channel by channel: (pixel / 255 − mean) / std."""
-
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-
 class RowsOfStore(Dataset, ABC):
     """A set that picks ``rows`` out of a store, which other sets may share."""
 

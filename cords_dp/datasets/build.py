@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,174 +11,15 @@ import numpy as np
 from dotmap import DotMap
 
 from cords_dp.config import thawed_copy
-from cords_dp.config.values import folder, path
-from cords_dp.datasets.arrays import ArrayDataset, PixelConstants, RawData, Splits
+from cords_dp.datasets.arrays import ArrayDataset, RawData, Splits
 from cords_dp.datasets.fetch import image_arrays
 from cords_dp.datasets.imbalance import cut_classes, inverted, keep_share, mild_imbalance, turned, wrong_labels
+from cords_dp.datasets.published import DATASETS, dataset_name, feature_of, for_testing, held_out
 from cords_dp.datasets.shards import WHOLE, Share
-from cords_dp.datasets.sources import Facts, find_source, source_names
-from cords_dp.datasets.synthetic import FEATURES, shift_set
+from cords_dp.datasets.sources import find_source
+from cords_dp.datasets.synthetic import shift_set
 from cords_dp.datasets.text import TEXT_SETS, build_text
-from cords_dp.errors import ConfigError, DatasetUnavailableError
-
-_VALIDATION_SHARE = 0.1
-FEATURE_NAMES = ("dss", "classimb", "mildimb", "shift")
-
-
-@dataclass(frozen=True)
-class DatasetInfo:
-    """Public facts of a dataset: sizes, shape, and the constants that its pixels are normalised with."""
-
-    num_train: int
-    num_test: int
-    shape: tuple[int, ...]
-    num_classes: int
-    mean: tuple[float, ...] = ()
-    std: tuple[float, ...] = ()
-
-
-# The constants are CORDS' own; they are published with the datasets, not fitted here.
-DATASETS: dict[str, DatasetInfo] = {
-    "mnist": DatasetInfo(60_000, 10_000, (1, 28, 28), 10, (0.1307,), (0.3081,)),
-    "cifar10": DatasetInfo(50_000, 10_000, (3, 32, 32), 10, (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
-    "cifar100": DatasetInfo(50_000, 10_000, (3, 32, 32), 100, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
-    "tinyimagenet": DatasetInfo(100_000, 10_000, (3, 64, 64), 200, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
-    "digits": DatasetInfo(1_437, 360, (64,), 10),
-    "synthetic": DatasetInfo(4_000, 500, (FEATURES,), 2),
-}
-_ALIASES = {"sklearn-digits": "digits"}
-# Sets that CORDS reads with fixed constants.
-_CORDS_IMAGE_SETS = {"fashion-mnist", "svhn", "kmnist", "stl10", "emnist"}
-_HAND_OVER = (
-    "hand over records that are scaled by public constants: "
-    "TrainClassifier(cfg).train(trainset=..., validset=..., testset=..., num_cls=...)"
-)
-# Sets that CORDS standardises with statistics of the training records.
-_STANDARDISED = {
-    "dna", "Community_Crime", "LawSchool", "LawSchool_selcon", "cadata", "abalone", "cpusmall", "MSD", "adult",
-    "connect_4", "letter", "satimage", "svmguide1", "usps", "ijcnn1", "covertype", "census",
-}  # fmt: skip
-
-
-def dataset_name(cfg: Mapping[str, Any]) -> str:
-    name = cfg["dataset"].get("name")
-    return _ALIASES.get(name, name)
-
-
-def check_dataset(cfg: Mapping[str, Any], *, private: bool) -> None:
-    """Refuse a dataset section that cannot be used, before anything is read."""
-    name, feature = dataset_name(cfg), _feature(cfg["dataset"])
-    if not name:
-        known = ", ".join([*DATASETS, *source_names()])
-        raise ConfigError("dataset.name", name, f"name a dataset: {known}")
-    if (source := find_source(name)) is not None:
-        if feature != "dss":
-            raise ConfigError("dataset.feature", feature, "changes published sets only; leave the key out")
-        source.check(cfg["dataset"], private=private)
-        return
-    if name not in DATASETS:
-        if private and name not in _CORDS_IMAGE_SETS and name not in TEXT_SETS:
-            raise ConfigError("dataset.name", name, f"{_why_not(name)}; {_HAND_OVER}")
-        return
-    _check_built(cfg["dataset"], name, feature)
-
-
-def public_facts(cfg: Mapping[str, Any]) -> Facts | None:
-    """What is public of a set before it is read; None for one whose records have to be looked at."""
-    name = dataset_name(cfg)
-    if (source := find_source(name)) is not None:
-        return source.facts(cfg["dataset"])
-    info = DATASETS.get(name)
-    if info is None:
-        return None
-    constants = PixelConstants(info.mean, info.std) if info.mean else None
-    classes = tuple(map(str, range(info.num_classes)))
-    return Facts(info.shape, classes, images=len(info.shape) == 3, constants=constants)
-
-
-def _why_not(name: str) -> str:
-    """The reason why a set cannot be read privately."""
-    if name in _STANDARDISED:
-        return "CORDS standardises it with statistics of the training records, which no budget pays for"
-    if name == "boston":
-        return "scikit-learn has withdrawn it"
-    known = ", ".join(sorted([*DATASETS, *_CORDS_IMAGE_SETS, *TEXT_SETS, *source_names()]))
-    return f"no set of this name can be read privately (known are {known})"
-
-
-def has_classes(cfg: Mapping[str, Any]) -> bool:
-    """Is it a set whose labels are known to be classes?"""
-    facts = public_facts(cfg)
-    if facts is not None:
-        return bool(facts.classes)
-    return dataset_name(cfg) in {*_CORDS_IMAGE_SETS, *TEXT_SETS}
-
-
-def _check_built(section: Mapping[str, Any], name: str, feature: Any) -> None:
-    """The rest of the section, for a set that is built here. Its sizes are public, so they are checked now."""
-    info = DATASETS[name]
-    if feature not in FEATURE_NAMES:
-        raise ConfigError("dataset.feature", feature, f"must be one of {', '.join(FEATURE_NAMES)}")
-    if feature != "dss" and name == "synthetic":
-        raise ConfigError("dataset.feature", feature, "the synthetic set is imbalanced already; use 'dss'")
-    if feature == "shift":
-        _check_shift(section, info.num_classes)
-    ratio = section.get("classimb_ratio")
-    if feature == "classimb" and (ratio is None or int(ratio * info.num_classes) < 1):
-        few = f"classimb needs the share of classes to cut, in (0, 1), at least one of {info.num_classes}"
-        raise ConfigError("dataset.classimb_ratio", ratio, few)
-    share = section.get("validation_fraction")
-    if name == "synthetic" and share is not None:
-        raise ConfigError("dataset.validation_fraction", share, "the synthetic set has a validation set of its own")
-    if name == "synthetic" and section.get("test_from_train") is not None:
-        raise ConfigError("dataset.test_from_train", share, "the synthetic set has a test set of its own")
-    kept = info.num_train - _held_out(section, info.num_train) - _for_testing(section, info.num_train)
-    if name != "synthetic" and not 0 < kept < info.num_train - _for_testing(section, info.num_train):
-        raise ConfigError("dataset.validation_fraction", share, f"leaves no record of {info.num_train} on one side")
-    if name not in ("synthetic", "digits"):
-        if section.get("datadir") is None:
-            raise ConfigError("dataset.datadir", None, f"say in which folder {name} is, or where to put it")
-        if not (path("dataset.datadir", section["datadir"]) / f"{name}.npz").is_file():
-            folder("dataset.datadir", section["datadir"])  # it will be fetched into it
-
-
-def _held_out(section: Mapping[str, Any], total: int) -> int:
-    share = section.get("validation_fraction")
-    return int(total * (_VALIDATION_SHARE if share is None else share))
-
-
-def _for_testing(section: Mapping[str, Any], total: int) -> int:
-    """Training records that serve as the test set, for choosing settings: the published test set stays unseen."""
-    return int(total * (section.get("test_from_train") or 0.0))
-
-
-def holds_images(cfg: Mapping[str, Any]) -> bool:
-    facts = public_facts(cfg)
-    if facts is None:  # CORDS' other sets that can be read privately are images or text
-        return dataset_name(cfg) not in TEXT_SETS
-    return facts.images
-
-
-def _check_shift(section: Mapping[str, Any], classes: int) -> None:
-    cut = section.get("cut_classes") or ()
-    if not all(isinstance(c, int) and 0 <= c < classes for c in cut):
-        raise ConfigError("dataset.cut_classes", cut, f"must be a list of classes from 0 to {classes - 1}")
-
-
-def known_sizes(cfg: Mapping[str, Any]) -> tuple[int, int] | None:
-    """(n, |V|) where the config alone tells them; None where the data must be counted."""
-    name, section = dataset_name(cfg), cfg["dataset"]
-    if name not in DATASETS or _feature(section) != "dss":
-        return None
-    if name == "synthetic":
-        total = section.get("num_samples") or 5000
-        return total - 2 * (total // 10), total // 10
-    total = DATASETS[name].num_train
-    return total - _held_out(section, total) - _for_testing(section, total), _held_out(section, total)
-
-
-def _feature(section: Mapping[str, Any]) -> str:
-    return section.get("feature") or "dss"
+from cords_dp.errors import DatasetUnavailableError
 
 
 def build_dataset(cfg: Mapping[str, Any], rng: np.random.Generator, share: Share = WHOLE) -> Splits:
@@ -205,7 +46,7 @@ def build_dataset(cfg: Mapping[str, Any], rng: np.random.Generator, share: Share
             f"{name} in the data directory is not whole: {len(raw.y_train)} and {len(raw.y_test)} records for training "
             f"and testing instead of {info.num_train} and {info.num_test}; remove {name}.npz and unpack it again"
         )
-    train, held_out, testing = _split(raw.y_train, section, rng)
+    train, validation, testing = _split(raw.y_train, section, rng)
     images, labels = raw.x_train, raw.y_train
     if section.get("feature") == "shift":
         train, labels = _shifted(raw.y_train, train, section, info.num_classes, rng)
@@ -215,7 +56,7 @@ def build_dataset(cfg: Mapping[str, Any], rng: np.random.Generator, share: Share
                 train = train + len(labels) // 2 * (rng.random(len(train)) < float(section[key]))
     return Splits(
         ArrayDataset(images, labels, info.mean, info.std, rows=train),
-        ArrayDataset(raw.x_train, raw.y_train, info.mean, info.std, rows=held_out),
+        ArrayDataset(raw.x_train, raw.y_train, info.mean, info.std, rows=validation),
         ArrayDataset(raw.x_train, raw.y_train, info.mean, info.std, rows=testing)
         if len(testing)
         else ArrayDataset(raw.x_test, raw.y_test, info.mean, info.std),
@@ -227,7 +68,7 @@ def _split(
     labels: np.ndarray, section: Mapping[str, Any], rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Indices of training, validation and testing records, after the imbalance that the config asks for."""
-    feature = _feature(section)
+    feature = feature_of(section)
     everything = np.arange(len(labels))
     if feature == "mildimb":
         everything = mild_imbalance(labels, tuple(section.get("keep_range") or (0.8, 1.0)), rng)
@@ -235,9 +76,9 @@ def _split(
     if feature == "classimb" and not balanced_validation:
         everything = cut_classes(labels, float(section["classimb_ratio"]), rng)
     order = rng.permutation(everything)
-    held_out = _held_out(section, len(order))
-    testing = _for_testing(section, len(order))
-    validation, rest = order[:held_out], order[held_out:]
+    validating = held_out(section, len(order))
+    testing = for_testing(section, len(order))
+    validation, rest = order[:validating], order[validating:]
     test, train = rest[:testing], rest[testing:]
     if feature == "classimb" and balanced_validation:
         train = train[cut_classes(labels[train], float(section["classimb_ratio"]), rng)]
@@ -256,11 +97,15 @@ def _shifted(
 
 
 def _digits() -> RawData:
-    """scikit-learn's 8×8 digits; the publisher's order, the last fifth for testing. Pixels are 0…16."""
-    from sklearn.datasets import load_digits
+    """scikit-learn's 8×8 digits; the publisher's order, the last fifth for testing. Pixels are 0…16.
 
-    x, y = load_digits(return_X_y=True)
-    x = (x / 16.0 - 0.3).astype(np.float32)
+    Its file is read here: importing scikit-learn takes as long as training on it.
+    """
+    found = importlib.util.find_spec("sklearn")
+    if found is None or found.origin is None:
+        raise DatasetUnavailableError("the digits come with scikit-learn: pip install scikit-learn")
+    table = np.loadtxt(Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
+    x, y = (table[:, :-1] / 16.0 - 0.3).astype(np.float32), table[:, -1].astype(np.int64)
     cut = DATASETS["digits"].num_train
     return RawData(x[:cut], y[:cut], x[cut:], y[cut:])
 

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from cords_dp.config.values import path
-from cords_dp.datasets.arrays import PixelConstants, Splits
+from cords_dp.datasets.arrays import Splits
 from cords_dp.datasets.images import SUFFIXES, decode_image, image_files
+from cords_dp.datasets.pixels import PixelConstants
 from cords_dp.datasets.sources import Facts, Source, check_split
 from cords_dp.datasets.stored import (
     IMAGE_KEYS,

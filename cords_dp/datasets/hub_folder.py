@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from cords_dp.config.values import list_of, path, text, whole
-from cords_dp.datasets.arrays import PixelConstants, Splits
+from cords_dp.datasets.arrays import Splits
 from cords_dp.datasets.images import decode_image
+from cords_dp.datasets.pixels import PixelConstants
 from cords_dp.datasets.sources import Facts, Source, check_split
 from cords_dp.datasets.stored import (
     IMAGE_KEYS,

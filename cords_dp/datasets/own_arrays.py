@@ -20,7 +20,8 @@ from torch import Tensor
 
 from cords_dp.config.values import path
 from cords_dp.datasets.array_files import open_arrays, pick
-from cords_dp.datasets.arrays import PixelConstants, Splits
+from cords_dp.datasets.arrays import Splits
+from cords_dp.datasets.pixels import PixelConstants
 from cords_dp.datasets.shards import Part, Share, kept, read_part
 from cords_dp.datasets.sources import Facts, Source, check_split, split_rows
 from cords_dp.datasets.stored import (

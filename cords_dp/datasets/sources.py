@@ -11,22 +11,27 @@ record decides whether a run fails, or what it logs.
 
 from __future__ import annotations
 
+import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
-import torch
-from torch.utils.data import Dataset
 
 from cords_dp.config.keys import SOURCE_KEYS, Check
 from cords_dp.config.values import flag, number, path
-from cords_dp.datasets.arrays import PixelConstants, Splits
-from cords_dp.datasets.shards import Share
+from cords_dp.datasets.pixels import PixelConstants
 from cords_dp.errors import ConfigError, DataError, MechanismError
 from cords_dp.planning.preparation import Preparation
+
+if TYPE_CHECKING:
+    import torch
+    from torch.utils.data import Dataset
+
+    from cords_dp.datasets.arrays import Splits
+    from cords_dp.datasets.shards import Share
 
 VALIDATION_FRACTION, TEST_FRACTION = 0.1, 0.2
 # Keys that say how records of one's own are split, for a source to take over into its `keys`.
@@ -46,7 +51,7 @@ class Facts:
     shape: of one record's tensor. classes: their names, in the order of the labels; empty for a regression. images: are
     the records images, C×H×W? norm: a length that no record's tensor exceeds, where one is known (`input_norm` of a
     linear model, which ``optimizer.lr="auto"`` needs). constants: by which pixels were normalised, for backbones that
-    want others. dtype: of a record's tensor; texts are rows of bytes.
+    want others. dtype: of a record's tensor, None for torch's own; texts are rows of bytes.
     """
 
     shape: tuple[int, ...]
@@ -54,7 +59,7 @@ class Facts:
     images: bool = False
     norm: float | None = None
     constants: PixelConstants | None = None
-    dtype: torch.dtype = torch.float32
+    dtype: torch.dtype | None = None
 
     @property
     def num_classes(self) -> int:
@@ -128,10 +133,21 @@ class Source(ABC):
 
 
 _SOURCES: dict[str, Source] = {}
+# Those that come with us, where they are: they need torch, which the plan of a published set does not.
+_OURS = {
+    "folder": ("folder", "FolderSource"),
+    "arrays": ("own_arrays", "ArraySource"),
+    "embeddings": ("own_arrays", "EmbeddingSource"),
+    "text": ("own_texts", "TextSource"),
+    "huggingface": ("hub_folder", "HubSource"),
+    "table": ("table", "TableSource"),
+    "uci_adult": ("adult", "AdultSource"),
+}
 
 
 def register_source(source: Source, *, force: bool = False) -> None:
     """Make ``dataset.name = source.name`` read records by this source."""
+    find_source(source.name)
     if source.name in _SOURCES and not force:
         raise MechanismError(f"there is a source {source.name!r} already; pass force=True to replace it")
     _SOURCES[source.name] = source
@@ -140,17 +156,26 @@ def register_source(source: Source, *, force: bool = False) -> None:
 
 def unregister_source(name: str) -> None:
     """Forget a source, for instance after a test."""
+    _OURS.pop(name, None)
     _SOURCES.pop(name, None)
     SOURCE_KEYS.pop(name, None)
 
 
 def find_source(name: Any) -> Source | None:
-    """The source of this name; None where the name is that of a published dataset, or of nothing."""
-    return _SOURCES.get(name) if isinstance(name, str) else None
+    """The source of this name; None where the name is that of a published dataset, or of nothing.
+
+    The keys of one that comes with us are known to `config.keys` from then on.
+    """
+    if not isinstance(name, str):
+        return None
+    if name in _OURS:
+        module, kind = _OURS.pop(name)
+        register_source(getattr(importlib.import_module(f"cords_dp.datasets.{module}"), kind)())
+    return _SOURCES.get(name)
 
 
 def source_names() -> list[str]:
-    return sorted(_SOURCES)
+    return sorted({*_SOURCES, *_OURS})
 
 
 # --- splits ----------------------------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from cords_dp.config.keys import Check
 from cords_dp.config.values import list_of, number, text, whole
-from cords_dp.datasets.arrays import PixelConstants, RowsOfStore, Splits
+from cords_dp.datasets.arrays import RowsOfStore, Splits
+from cords_dp.datasets.pixels import PixelConstants
 from cords_dp.datasets.sources import SPLIT_KEYS, split_rows
 from cords_dp.errors import ConfigError, DataError
 

@@ -14,12 +14,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
-import cords_dp.training  # noqa: F401 - registers mechanisms, strategies and sources
+import cords_dp.training.run  # noqa: F401 - registers mechanisms and strategies
 from cords_dp.config.keys import KEYS, SOURCE_KEYS, TOP_LEVEL, Check
 from cords_dp.config.presets import config_for
 from cords_dp.config.settings import CORDS_STRATEGY_KEYS, PrivacySettings, SubsetSettings
 from cords_dp.config.words import KEY_WORDS, OF_CORDS, SECTION_WORDS, SOURCE_WORDS, TOP_LEVEL_WORDS
-from cords_dp.datasets import find_source
+from cords_dp.datasets.sources import find_source, source_names
 from cords_dp.errors import ConfigError
 from cords_dp.planning.mechanism import Mechanism, registered_mechanisms
 
@@ -98,8 +98,8 @@ def _mechanism_table(mechanism: type[Mechanism]) -> str:
 
 def _source_parts() -> list[str]:
     parts = []
-    for name, checks in SOURCE_KEYS.items():
-        source = find_source(name)
+    for name in source_names():
+        source, checks = find_source(name), SOURCE_KEYS[name]
         words = {**SOURCE_WORDS, **_explained(type(source))}
         rows = [(_code(key), _values(check), words.get(key, "")) for key, check in checks.items()]
         parts += [f'### `name="{name}"`', _table(("key", "value", "what"), rows)]

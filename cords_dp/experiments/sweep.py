@@ -11,14 +11,19 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import pandas as pd
 from tqdm import tqdm
 
 from cords_dp.experiments.jobs import RESULT, Job
 from cords_dp.experiments.workers import Failed, Finished, Happening, Started
 from cords_dp.files import write_durably
+from cords_dp.late import late_module
+
+if TYPE_CHECKING:
+    import pandas as pd
+else:  # read while the first workers run
+    pd = late_module("pandas")
 
 
 class Backend(Protocol):

@@ -30,7 +30,6 @@ from dotmap import DotMap
 from cords_dp.accounting import LAWS, Account, Ledger, RenyiFilter, Reservation, TrialLaw
 from cords_dp.config import PrivacySettings, load_config, thawed_copy, to_plain
 from cords_dp.config.values import number
-from cords_dp.datasets import build_dataset, known_sizes
 from cords_dp.errors import AccountingError, ConfigError, CordsDPError
 from cords_dp.experiments.heartbeat import heartbeat
 from cords_dp.experiments.jobs import RESULT, Job
@@ -44,8 +43,8 @@ from cords_dp.models.card import FILE as MODEL_CARD
 from cords_dp.planning import PrivacyPlan
 from cords_dp.planning.tuning import PlanWith, TuningPlan, build_tuning_plan
 from cords_dp.planning.tuning_statement import tuning_markdown, tuning_report
-from cords_dp.seeding import Streams
 from cords_dp.training import Run, resolve
+from cords_dp.training.sizes import public_sizes
 
 _PRIVATE, _TRIALS, _LEDGER, _RESULT = "private", "trials.json", "ledger.jsonl", "tuning.json"
 _FOR_THE_OWNER = 0o700
@@ -316,15 +315,6 @@ def planner(run: Run, sizes: tuple[int, int]) -> PlanWith:
         return plan
 
     return plan_with
-
-
-def public_sizes(run: Run) -> tuple[int, int]:
-    """(n, |V|): public; those of an imbalanced variant have to be counted."""
-    sizes = known_sizes(run.config)
-    if sizes is None:
-        data = build_dataset(run.config, Streams(run.seed).numpy("data"))
-        sizes = len(data.train), len(data.validation)  # type: ignore[arg-type]
-    return sizes
 
 
 def _with(config: Mapping[str, Any], settings: Mapping[str, Any]) -> DotMap:

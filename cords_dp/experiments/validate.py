@@ -17,13 +17,13 @@ import torch
 
 from cords_dp.config import thawed_copy
 from cords_dp.config.keys import KEYS
-from cords_dp.datasets import known_sizes, public_facts
+from cords_dp.datasets.published import known_sizes, public_facts
 from cords_dp.errors import ConfigError, CordsDPError, shown
 from cords_dp.models.build import build_model, check_input
 from cords_dp.models.private import make_private_ready
 from cords_dp.planning import PrivacyPlan
 from cords_dp.registry import strategy_names
-from cords_dp.training import Run, resolve
+from cords_dp.training.run import Run, resolve
 
 _MOST = 100  # mistakes: a bound on the loop, not a wish
 _ATTEMPTS = 3  # to take one of them out
@@ -120,6 +120,7 @@ class _Search:
     def _attempt(self) -> None:
         findings = self.findings
         run = resolve(self.config, own_data=self.own_data, own_model=self.own_model, plan=False)
+        _ = run.device  # refuses one that this machine has not
         if not (self.own_data or self.own_model):
             self._check_model(run)
         sizes = self.sizes or (None if self.own_data else known_sizes(run.config))

@@ -10,11 +10,14 @@ import contextlib
 import logging
 import multiprocessing
 import os
+import sys
 import traceback
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext
 from typing import Any
 
 from cords_dp.config import to_plain
@@ -48,12 +51,20 @@ Happening = Started | Finished | Failed
 
 
 class LocalWorkers:
-    """Processes that stay alive from job to job (importing CORDS and torch takes seconds) and share the cores."""
+    """Processes that stay alive from job to job and share the cores.
+
+    Importing CORDS and torch takes longer than many a job, so one process does it for all, and workers are its forks.
+    """
 
     def __init__(self, workers: int | None = None):
         cores = available_cores()
         self.workers = min(cores, workers or cores)
         self.threads = max(1, cores // self.workers)
+
+    def prepare(self) -> None:
+        """Let the imports begin, while the caller goes on."""
+        if isinstance(_processes(), ForkServerContext):
+            forkserver.ensure_running()
 
     def run(self, jobs: Sequence[Job]) -> Iterator[Happening]:
         waiting = deque((job, 1) for job in jobs)
@@ -93,7 +104,7 @@ class _Worker:
     attempt: int
 
     def __init__(self, threads: int):
-        context = multiprocessing.get_context("spawn")
+        context = _processes()
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, threads), daemon=True)
         self.process.start()
@@ -119,6 +130,19 @@ class _Worker:
         self.process.join(timeout=1)
         self.process.terminate()
         self.process.join()
+
+
+def _processes() -> Any:
+    """How workers are begun: as forks of a server that has imported what a run needs, where that is safe.
+
+    The server imports and does nothing else: it has no threads, no open GPU and no random numbers drawn, which is what
+    a fork of the driver itself could not promise.
+    """
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["cords_dp.experiments.run"])
+    return context
 
 
 def _serve(connection: Connection, threads: int) -> None:

@@ -1,7 +1,7 @@
 """Mechanisms: pure functions of arrays and a generator. No state, no training, no CORDS."""
 
 from cords_dp.mechanisms.clipping import clip_factors, finite_or_zero, keep_rows
-from cords_dp.mechanisms.exponential import ScoreFreeze, gumbel_top_m, pick_probabilities
+from cords_dp.mechanisms.exponential import ScoreFreeze, gumbel_top_m, pick_probabilities, proposed_picks
 from cords_dp.mechanisms.gaussian import gaussian_release
 
 __all__ = [
@@ -12,4 +12,5 @@ __all__ = [
     "gumbel_top_m",
     "keep_rows",
     "pick_probabilities",
+    "proposed_picks",
 ]

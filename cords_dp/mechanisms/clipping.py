@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+from cords_dp.late import late_module
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:  # planning needs no torch
+    torch = late_module("torch")
+
 
 _TILE = 1 << 18  # elements turned into float64 at a time: they stay in the processor's cache
 

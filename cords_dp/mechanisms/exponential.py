@@ -3,7 +3,7 @@
 One pick takes record ``e`` with probability proportional to ``exp(ε₀ · u_e / 2Δ)``. Several picks
 without replacement while the scores stand still have the law of one *Gumbel-top-m* draw: add
 independent Gumbel noise to ``ε₀ u / 2Δ`` and keep the m largest. That identity ends as soon as a
-score changes, and `ScoreFreeze` holds the caller to it.
+score changes, and `ScoreFreeze` holds the caller to it. `proposed_picks` has the same law and reads few scores.
 
 Formal guarantees
 -----------------
@@ -22,10 +22,15 @@ hand over is a cryptographic one (`seeding.Streams.numpy`); numpy's Gumbel noise
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import ArrayLike
 
 from cords_dp.errors import MechanismError
+
+_SPARE = 16  # proposals beyond the expected: a second round is rare
 
 
 def _logits(scores: ArrayLike, epsilon0: float, sensitivity: float) -> np.ndarray:
@@ -60,6 +65,47 @@ def gumbel_top_m(
     else:
         top = np.arange(logits.size)
     return top[np.argsort(-noisy[top], kind="stable")]
+
+
+def proposed_picks(
+    score_of: Callable[[np.ndarray], np.ndarray],
+    n: int,
+    m: int,
+    *,
+    bound: float,
+    epsilon0: float,
+    sensitivity: float,
+    rng: np.random.Generator,
+) -> np.ndarray:
+    """Pick m distinct indices below n as `gumbel_top_m` does, by the scores of those that are proposed alone.
+
+    ``score_of(indices)``: scores of some records, which stand still and lie in [−bound, bound].
+
+    Proof that the law is that of sequential picks: proposals are independent and uniform, and each is accepted with
+    chance exp(ε₀(u − bound)/2Δ) ≤ 1, whatever was proposed before. So the first accepted proposal outside of a set of
+    records is record e with probability proportional to exp(ε₀ u_e/2Δ) among the others: the next pick. How many
+    proposals that takes depends on the scores and is not released; time is not part of the guarantee. A coin of 53 bits
+    moves a chance by 2⁻⁵³.
+    """
+    if not 0 <= m <= n:
+        raise MechanismError(f"cannot pick {m} of {n} records without replacement")
+    (highest,) = _logits([bound], epsilon0, sensitivity)
+    picked = np.zeros(0, dtype=np.int64)
+    while len(picked) < m:
+        missing = expected_proposals(n - len(picked), m - len(picked), bound, epsilon0, sensitivity)
+        proposed = rng.integers(0, n, size=math.ceil(missing * n / (n - len(picked))) + _SPARE)
+        records, places = np.unique(proposed, return_inverse=True)
+        scores = np.clip(np.asarray(score_of(records), dtype=np.float64), -bound, bound)
+        chances = np.exp(_logits(scores, epsilon0, sensitivity) - highest)[places]
+        accepted = np.concatenate([picked, proposed[rng.random(len(proposed)) < chances]])
+        _, first = np.unique(accepted, return_index=True)
+        picked = accepted[np.sort(first)][:m]
+    return picked
+
+
+def expected_proposals(n: int, m: int, bound: float, epsilon0: float, sensitivity: float) -> float:
+    """How many proposals m picks of n take at most, on average: a public number."""
+    return m * n / max(n - m, 1) * math.exp(min(epsilon0 * bound / sensitivity, 700.0))
 
 
 class ScoreFreeze:

@@ -9,12 +9,13 @@ import numpy as np
 from cords_dp.accounting import Event, GumbelFreeze, PoissonGaussian
 from cords_dp.distributed import World
 from cords_dp.errors import MechanismError
-from cords_dp.mechanisms.exponential import ScoreFreeze
+from cords_dp.mechanisms.exponential import ScoreFreeze, expected_proposals, proposed_picks
 from cords_dp.mechanisms.gaussian import finite_sum, gaussian_release
 from cords_dp.mechanisms.quantile import tail_histogram, tails_from
 from cords_dp.planning.mechanism import Release
 
 Charge = Callable[[str, str, Event], None]
+_MANY = 4096  # records from which on it pays to look at few of their scores
 
 
 class Releases:
@@ -57,16 +58,52 @@ class Releases:
 
     def picks(self, name: str, scores: np.ndarray, size: int) -> np.ndarray:
         """``size`` distinct positions by the exponential mechanism, in one freeze of the scores."""
-        if self._world.size > 1:
-            raise MechanismError("picks compare all records with each other, and each process has only its own")
         if self._noiseless:
+            self._refuse_parts()
             return np.argsort(-np.asarray(scores), kind="stable")[:size]
+        release, epsilon0 = self._charged_picks(name, size)
+        freeze = ScoreFreeze(scores, epsilon0=epsilon0, sensitivity=release.sensitivity)
+        return freeze.draw(size, self._generators[release.dataset])
+
+    def few_picks(
+        self, name: str, score_of: Callable[[np.ndarray], np.ndarray], count: int, size: int, *, bound: float
+    ) -> np.ndarray:
+        """`picks` among ``count`` records whose scores are asked for as they are needed; |score| ≤ bound.
+
+        The law is the same.
+        """
+        if not self.reads_few(name, count, size, bound=bound):
+            return self.picks(name, score_of(np.arange(count)), size)
+        release, epsilon0 = self._charged_picks(name, size)
+        return proposed_picks(
+            score_of,
+            count,
+            size,
+            bound=bound,
+            epsilon0=epsilon0,
+            sensitivity=release.sensitivity,
+            rng=self._generators[release.dataset],
+        )
+
+    def reads_few(self, name: str, count: int, size: int, *, bound: float) -> bool:
+        """Will `few_picks` ask for the scores of some records only? Public numbers alone decide."""
+        release = None if self._noiseless else self._get(name)
+        if release is None or release.epsilon0 is None or count < _MANY:
+            return False
+        return 2 * expected_proposals(count, size, bound, release.epsilon0, release.sensitivity) <= count
+
+    def _charged_picks(self, name: str, size: int) -> tuple[Release, float]:
+        """The release, charged and counted, and its ε₀."""
+        self._refuse_parts()
         release = self._get(name)
         if release.epsilon0 is None:
             raise MechanismError(f"release {name!r} was not declared as picks: it has no epsilon0")
         self._count(release, 1 if isinstance(release.event, GumbelFreeze) else size)
-        freeze = ScoreFreeze(scores, epsilon0=release.epsilon0, sensitivity=release.sensitivity)
-        return freeze.draw(size, self._generators[release.dataset])
+        return release, release.epsilon0
+
+    def _refuse_parts(self) -> None:
+        if self._world.size > 1:
+            raise MechanismError("picks compare all records with each other, and each process has only its own")
 
     def noise_multiplier(self, name: str) -> float:
         """σ of a declared Gaussian release, a public number; 0 where no noise is added."""

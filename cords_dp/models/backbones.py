@@ -14,15 +14,18 @@ from torch.nn import functional as F
 from cords_dp.config.values import suggest
 from cords_dp.datasets import PixelConstants
 from cords_dp.errors import ConfigError
+from cords_dp.lazy_compiler import torchvision_networks
 from cords_dp.models.frozen import Features, FrozenFeatures, module_features, registered_features
+from cords_dp.models.names import OUR_FEATURES
 from cords_dp.models.scattering import Scattering
 from cords_dp.models.sentences import check_sentence_model, sentence_features
 
 _SIDE = 224  # what torchvision's classifiers were trained on
 _IMAGENET = PixelConstants((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _SMALLEST = 8  # pixels a side that two scales of wavelets need
-_OURS = ("scattering", "leaves", "leaves:mirrored")
-_KINDS = f"{', '.join(map(repr, _OURS))}, 'torchvision:NAME', 'sentence:FOLDER', or a name given to register_features"
+_KINDS = (
+    f"{', '.join(map(repr, OUR_FEATURES))}, 'torchvision:NAME', 'sentence:FOLDER', or a name given to register_features"
+)
 
 
 def check_features(section: Mapping[str, Any]) -> None:
@@ -31,14 +34,14 @@ def check_features(section: Mapping[str, Any]) -> None:
     kind, _, what = (name or "").partition(":")
     if weights is not None and kind != "torchvision":
         raise ConfigError("model.weights", str(weights), "is the weights file of features='torchvision:NAME'")
-    if name is None or name in _OURS or name in registered_features():
+    if name is None or name in OUR_FEATURES or name in registered_features():
         return
     if kind == "torchvision" and what:
         _check_torchvision(name, what, weights)
     elif kind == "sentence" and what:
         check_sentence_model(Path(what).expanduser())
     else:
-        close = suggest(name, [*_OURS, *registered_features()]).removeprefix("unknown key; ")
+        close = suggest(name, [*OUR_FEATURES, *registered_features()]).removeprefix("unknown key; ")
         raise ConfigError("model.features", name, f"must be {_KINDS}; {close}")
 
 
@@ -77,7 +80,7 @@ def _leaves(name: str, input_shape: Sequence[int]) -> Features:
 
 
 def _check_torchvision(name: str, what: str, weights: Any) -> None:
-    from torchvision import models
+    models = torchvision_networks()
 
     classifiers = models.list_models(module=models)
     if what not in classifiers:
@@ -90,7 +93,7 @@ def _torchvision_features(
     name: str, what: str, weights: Any, input_shape: Sequence[int], constants: PixelConstants | None
 ) -> FrozenFeatures:
     """The input of the network's last linear layer, on images of 224×224, minus its own mean."""
-    from torchvision import models
+    models = torchvision_networks()
 
     if len(input_shape) != 3 or input_shape[0] not in (1, 3):
         raise ConfigError("model.features", name, f"is for images, not for records of shape {tuple(input_shape)}")
@@ -146,7 +149,7 @@ def _load_weights(network: nn.Module, what: str, weights: Any) -> None:
 
 
 def _downloaded(what: str) -> Mapping[str, Tensor]:
-    from torchvision import models
+    models = torchvision_networks()
 
     published = models.get_model_weights(what).DEFAULT
     try:

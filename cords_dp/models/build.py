@@ -1,4 +1,4 @@
-"""Models by name: ours, third parties', and everything CORDS has, in CORDS' contract.
+"""Building models by name: ours, third parties', and everything CORDS has, in CORDS' contract.
 
 The contract: ``forward(x, last=False, freeze=False)`` returning logits, or with ``last`` also the input of
 the last layer, and ``get_embedding_dim()``.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,57 +16,21 @@ import torch
 from torch import nn
 
 from cords_dp.config.values import suggest, whole
-from cords_dp.datasets import PixelConstants, glove_file, public_facts
-from cords_dp.errors import ConfigError, CordsDPError, MechanismError
-from cords_dp.models.backbones import build_features, check_features
-
-ModelBuilder = Callable[..., nn.Module]
-_BUILDERS: dict[str, ModelBuilder] = {}
-
-
-def register_model(name: str, builder: ModelBuilder, *, force: bool = False) -> None:
-    """Make ``model.architecture = name`` build ``builder(num_classes=…, input_shape=…, **model.args)``.
-
-    A builder with an argument ``input_norm`` is also told the length that no record exceeds, where it is known, and one
-    with an argument ``features`` is given what ``model.features`` names (`frozen.Features`, or None).
-    """
-    if name in _BUILDERS and not force:
-        raise MechanismError(f"there is a model {name!r} already; pass force=True to replace it")
-    _BUILDERS[name] = builder
-
-
-def model_names() -> list[str]:
-    """Every name that ``model.architecture`` may have."""
-    return sorted({*_BUILDERS, *_cords_names()})
-
-
-def check_model(cfg: Mapping[str, Any], *, own_data: bool = False) -> None:
-    """Refuse a model section that cannot be used. ``own_data``: the config does not say what the data is."""
-    section = cfg["model"]
-    name = section.get("architecture")
-    if name not in _BUILDERS and name not in _cords_names():
-        raise ConfigError("model.architecture", name, f"unknown; known are {', '.join(model_names())}")
-    if name in _BUILDERS and _takes(_BUILDERS[name], "features"):
-        check_features(section)
-    elif section.get("features") is not None:
-        fix = f"{name} has features of its own: leave this key out, or use LinearHead, MLPHead or a registered model that takes features"
-        raise ConfigError("model.features", section["features"], fix)
-    info = None if own_data else public_facts(cfg)
-    _class_count(section, len(info.classes) or None if info else None)
-    inputs = section.get("input_dim")
-    if info and inputs is not None and len(info.shape) == 1 and inputs != info.shape[0]:
-        raise ConfigError("model.input_dim", inputs, f"a record has {info.shape[0]} numbers; leave the key out")
-
-
-def _class_count(section: Mapping[str, Any], of_data: int | None) -> int | None:
-    """How many classes the model tells apart, which must be those of the data; None where nobody says."""
-    counts = {f"model.{key}": section[key] for key in ("numclasses", "num_classes") if section.get(key) is not None}
-    for key, count in counts.items():
-        if of_data is not None and count != of_data:
-            raise ConfigError(key, count, f"the data has {of_data} classes; say so, or leave the key out")
-    if len(set(counts.values())) > 1:
-        raise ConfigError("model.num_classes", section["num_classes"], "contradicts model.numclasses; give one of them")
-    return next(iter(counts.values()), of_data)
+from cords_dp.datasets.pixels import PixelConstants
+from cords_dp.datasets.published import public_facts
+from cords_dp.datasets.text import glove_file
+from cords_dp.errors import ConfigError, CordsDPError
+from cords_dp.models.backbones import build_features
+from cords_dp.models.names import (
+    RENAMED,
+    ModelBuilder,
+    builder_of,
+    check_model,
+    class_count,
+    is_registered,
+    takes,
+    takes_features,
+)
 
 
 def build_model(
@@ -91,25 +55,22 @@ def build_model(
         whole("num_cls", num_classes, low=2)
     # what a regression predicts is no class, and CORDS' configs call the number of outputs numclasses
     of_data = None if cfg.get("is_reg") else num_classes
-    classes = _class_count(section, of_data) or num_classes or (info.num_classes if info else None)
+    classes = class_count(section, of_data) or num_classes or (info.num_classes if info else None)
     if classes is None:
         raise ConfigError("model.numclasses", None, "say how many classes the data has")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if name in _BUILDERS:
+        if is_registered(name):
+            builder = builder_of(name)
             args: dict[str, Any] = {"num_classes": classes, "input_shape": shape}
             if input_norm is None and info and info.shape == tuple(shape or ()):
                 input_norm = info.norm
-            if input_norm and _takes(_BUILDERS[name], "input_norm"):
+            if input_norm and takes(builder, "input_norm"):
                 args["input_norm"] = input_norm
-            if _takes(_BUILDERS[name], "features"):
+            if takes_features(name):
                 args["features"] = build_features(section, shape or (), constants)
-            return _built(name, _BUILDERS[name], args, section.get("args") or {})
+            return _built(name, builder, args, section.get("args") or {})
         return _build_cords(name, section, classes, shape)
-
-
-def _takes(builder: ModelBuilder, argument: str) -> bool:
-    return argument in inspect.signature(builder).parameters
 
 
 def _built(name: str, builder: ModelBuilder, args: Mapping[str, Any], own: Mapping[str, Any]) -> nn.Module:
@@ -163,20 +124,11 @@ def _predicted(model: nn.Module, record: torch.Tensor) -> torch.Tensor:
 
 # --- CORDS' own models ---------------------------------------------------------------------------
 
-_RENAMED = {"LSTM": "LSTMClassifier"}
-
-
-def _cords_names() -> set[str]:
-    from cords_dp.toolkit import cords_models
-
-    names = {n for n in vars(cords_models) if n[0].isupper() and callable(getattr(cords_models, n))}
-    return names - {"Inception"} | set(_RENAMED)
-
 
 def _build_cords(name: str, section: Mapping[str, Any], classes: int, shape: Sequence[int] | None) -> nn.Module:
     from cords_dp.toolkit import cords_models
 
-    builder = getattr(cords_models, _RENAMED.get(name, name))
+    builder = getattr(cords_models, RENAMED.get(name, name))
     input_dim = section.get("input_dim") or (shape[0] if shape and len(shape) == 1 else None)
     if builder is getattr(cords_models, "LSTMClassifier", None):
         glove_file(section.get("weight_path"), section.get("wordvec_dim"), "model.weight_path")

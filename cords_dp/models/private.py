@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import warnings
 
-from opacus.validators import ModuleValidator
 from torch import nn
 
 from cords_dp.errors import UnsupportedModelError
 from cords_dp.models.text import freeze_vectors, keep_names
+from cords_dp.opacus_parts import ModuleValidator
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 

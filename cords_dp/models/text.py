@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from opacus.layers import DPLSTM
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from cords_dp.opacus_parts import DPLSTM
 
 
 class FrozenVectors(nn.Module):

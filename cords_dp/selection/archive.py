@@ -5,13 +5,17 @@ from __future__ import annotations
 import hashlib
 import io
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from cords_dp.accounting import Ledger
 from cords_dp.errors import AccountingError
 from cords_dp.files import write_durably
+from cords_dp.late import late_module
+
+if TYPE_CHECKING:
+    import torch
+else:  # planning needs no torch
+    torch = late_module("torch")
 
 
 class SelectionArchive:

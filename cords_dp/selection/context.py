@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import torch
-from torch import Tensor, nn
-from torch.utils.data import Dataset
 
+from cords_dp.late import late_module
 from cords_dp.mechanisms.releases import Releases
 from cords_dp.planning.plan import PrivacyPlan
 from cords_dp.selection.last_layer import LastLayer, last_layer
 from cords_dp.selection.pool import Pool
 
-Weights = Mapping[str, Tensor]  # a released state_dict
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+    from torch.utils.data import Dataset
+
+    from cords_dp.datasets import shards
+else:  # planning needs no torch
+    torch, shards = late_module("torch"), late_module("cords_dp.datasets.shards")
+
+Weights = Mapping[str, "Tensor"]  # a released state_dict
 
 
 @dataclass(frozen=True)
@@ -37,6 +44,11 @@ class Records:
         return last_layer(
             self.model, self.loss, self.dataset, linear_layer=linear_layer, device=self.device, projection=projection
         )
+
+    def some(self, indices: np.ndarray, weights: Weights, *, linear_layer: bool = True) -> LastLayer:
+        """The same of some records, of which alone the model is shown anything."""
+        part = shards.Picks(self.dataset, indices)
+        return replace(self, dataset=part).at(weights, linear_layer=linear_layer)
 
     def kinds(self, weights: Weights, classes: int) -> tuple[np.ndarray, np.ndarray]:
         """Label and predicted class of every record; label −1 for one that is null, unknown or not finite."""

@@ -26,6 +26,9 @@ post-processing of the noisy gradients and of D. Hence the run's ε is the large
 *PerClass* is for labels that the user has declared public. Each class has its own ``v``, from the records of V in that
 class. All classes' sums are released together: a record is in one of them, so the sensitivity is still C_v. Frozen
 scores of all classes get their Gumbel noise in one freeze, of which each class keeps its best.
+
+Of many records, only those that are proposed are shown to the model (`mechanisms.exponential.proposed_picks`): the law
+of the picks is the same, and whether it is done so is decided by public numbers.
 """
 
 from __future__ import annotations
@@ -33,11 +36,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from cords_dp.accounting import (
     TRAINING_DATA,
@@ -50,14 +52,21 @@ from cords_dp.accounting import (
 from cords_dp.config.settings import PrivacySettings, SubsetSettings
 from cords_dp.config.values import flag, one_of, whole
 from cords_dp.errors import AccountingError, ConfigError
+from cords_dp.late import late_module
 from cords_dp.mechanisms.releases import Releases
 from cords_dp.planning.mechanism import Mechanism, Release, SelectionNoise
 from cords_dp.planning.schedule import Sizes
 from cords_dp.selection.context import SelectionContext, Selector, Weights
-from cords_dp.selection.keys import validation_gradient
-from cords_dp.selection.last_layer import LastLayer, LastLayerGradients, check_selection_type, moved_sum, to_norm
+from cords_dp.selection.keys import check_selection_type, validation_gradient
+from cords_dp.selection.last_layer import LastLayer, LastLayerGradients, moved_sum, to_norm
 from cords_dp.selection.pool import Pool
 from cords_dp.selection.scores import get_score, score_records
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:  # planning needs no torch
+    torch = late_module("torch")
 
 _FROZEN = "Frozen"
 _GREEDY_VARIANTS = (_FROZEN, "RGreedy", "Stochastic", "Naive")
@@ -213,11 +222,19 @@ class ExponentialSelector:
         self.privacy = context.plan.privacy
         self.k = context.plan.shape.k
         self._pool = Pool(np.zeros(0, dtype=np.int64))
+        self._asked: tuple[np.ndarray, LastLayerGradients] | None = None  # the last records of D that were looked at
 
     def select(self, weights: Weights, releases: Releases) -> Pool:
-        self.describe(weights)
+        self.describe(weights, few=self._reads_few(releases))
         self._pool = Pool(self.pick(releases))
         return self._pool
+
+    def _reads_few(self, releases: Releases) -> bool:
+        """Can D be looked at as picks need it, in every freeze? Then most records are never shown to the model."""
+        if self.mechanism.greedy == "Stochastic" or self.mechanism.selection_type == "PerClass":
+            return False
+        most, freezes = len(self.context.training) - self.k, self.mechanism.freezes(self.k)
+        return releases.reads_few(_PICKS, most, _share(self.k, freezes, 0), bound=self._bound)
 
     def state(self) -> dict[str, Any]:
         return {"subset": torch.from_numpy(self._pool.indices.copy())}  # released: it was paid for
@@ -226,19 +243,33 @@ class ExponentialSelector:
         self._pool = Pool(state["subset"].numpy())
         return self._pool
 
-    def describe(self, weights: Weights) -> None:
-        """Last-layer gradients of D and V, as factors; CORDS' n × classes·dim matrix is never built."""
-        layer = self.mechanism.linear_layer
-        self.training: LastLayer = self.context.training.at(weights, linear_layer=layer)
-        validation = self.context.validation
+    def describe(self, weights: Weights, *, few: bool = False) -> None:
+        """Last-layer gradients of D and V, as factors; CORDS' n × classes·dim matrix is never built.
+
+        ``few``: those of D when they are asked for.
+        """
+        layer, validation = self.mechanism.linear_layer, self.context.validation
+        self.training: LastLayer | None = None if few else self.context.training.at(weights, linear_layer=layer)
         self.validation = None if validation is None else validation.at(weights, linear_layer=layer)
+        self._weights, self._asked = weights, None
+
+    def _gradients(self, indices: np.ndarray) -> LastLayerGradients:
+        """Of some records of D."""
+        if self.training is not None:
+            return self.training.gradients.rows(torch.from_numpy(indices))
+        if self._asked is not None and np.isin(indices, self._asked[0]).all():  # picks are among what was proposed
+            return self._asked[1].rows(torch.from_numpy(np.searchsorted(self._asked[0], indices)))
+        layer = self.mechanism.linear_layer
+        found = self.context.training.some(indices, self._weights, linear_layer=layer).gradients
+        if (np.diff(indices) > 0).all():
+            self._asked = indices, found
+        return found
 
     # -- picking ----------------------------------------------------------------------------------------
 
     def pick(self, releases: Releases) -> np.ndarray:
         """k indices in freezes of the scores, moving v between freezes."""
-        labels = self.training.labels.cpu().numpy()
-        groups, quotas = self._groups(labels)
+        groups, quotas = self._groups()
         remaining = [np.flatnonzero(members) for members in groups]
         directions = self.directions(releases)
         moves = [torch.zeros_like(v) for v in directions]
@@ -253,14 +284,15 @@ class ExponentialSelector:
             remaining = [_without(r, c) for r, c in zip(remaining, chosen, strict=True)]
             if not self.mechanism.frozen:
                 for move, indices in zip(moves, chosen, strict=True):
-                    rows = self.training.gradients.rows(torch.from_numpy(indices))
-                    move += rows.clipped_sum(self.privacy.selection_clip)
+                    move += self._gradients(indices).clipped_sum(self.privacy.selection_clip)
         return np.concatenate(picked)
 
-    def _groups(self, labels: np.ndarray) -> tuple[list[np.ndarray], list[int]]:
+    def _groups(self) -> tuple[list[np.ndarray], list[int]]:
         """All records, or each class by itself with its quota of the k."""
         if self.mechanism.selection_type != "PerClass":
-            return [np.ones(len(labels), dtype=bool)], [self.k]
+            return [np.ones(len(self.context.training), dtype=bool)], [self.k]
+        assert self.training is not None
+        labels = self.training.labels.cpu().numpy()
         classes, counts = np.unique(labels, return_counts=True)
         return [labels == label for label in classes], class_quotas(counts, self.k)
 
@@ -280,8 +312,17 @@ class ExponentialSelector:
                 chosen.append(indices[:0])
                 continue
             candidates = self._candidates(indices)
-            chosen.append(candidates[releases.picks(_PICKS, self.scores(v, candidates), size)])
+            score_of = partial(self._scores_at, v, candidates)
+            chosen.append(candidates[releases.few_picks(_PICKS, score_of, len(candidates), size, bound=self._bound)])
         return chosen
+
+    def _scores_at(self, v: Tensor, candidates: np.ndarray, places: np.ndarray) -> np.ndarray:
+        return self.scores(v, candidates[places])
+
+    @property
+    def _bound(self) -> float:
+        """No score is larger, and none is below its negative."""
+        return self.privacy.selection_clip * self.privacy.validation_clip
 
     def _candidates(self, remaining: np.ndarray) -> np.ndarray:
         """Records that take part in a freeze: all, or a random sample for Stochastic."""
@@ -292,13 +333,13 @@ class ExponentialSelector:
 
     def scores(self, v: Tensor, indices: np.ndarray) -> np.ndarray:
         """Gains of some records, in float64."""
-        gradients = self.training.gradients
-        if len(indices) > len(gradients) // 2:  # copying the inputs of most records takes longer than scoring them all
-            return self._scores(v, gradients)[indices]
-        return self._scores(v, gradients.rows(torch.from_numpy(indices)))
+        everyone = None if self.training is None else self.training.gradients
+        if everyone is not None and len(indices) > len(everyone) // 2:  # copying most inputs takes longer than scoring
+            return self._scores(v, everyone)[indices]
+        return self._scores(v, self._gradients(indices))
 
     def _scores(self, v: Tensor, gradients: LastLayerGradients) -> np.ndarray:
-        bound = self.privacy.selection_clip * self.privacy.validation_clip
+        bound = self._bound
         if self.mechanism.score == "glister":
             scores = gradients.scores(v, self.privacy.selection_clip)
         else:
@@ -311,12 +352,13 @@ class ExponentialSelector:
 
     def directions(self, releases: Releases, moves: list[Tensor] | None = None) -> list[Tensor]:
         """v of each group, at the model's weights or one step along ``moves``; ‖v‖ = C_v."""
-        gradients, groups = self.training.gradients, self._groups(self.training.labels.cpu().numpy())[0]
-        clip = self.privacy.validation_clip
+        groups, clip = self._groups()[0], self.privacy.validation_clip
         if self.validation is None:
-            return [gradients.r.new_zeros(gradients.r.shape[1], gradients.width) for _ in groups]
+            record = self._gradients(np.zeros(1, dtype=np.int64))  # for its shape
+            return [record.r.new_zeros(record.r.shape[1], record.width) for _ in groups]
         parts = [self.validation]
         if len(groups) > 1:
+            assert self.training is not None
             classes = torch.unique(self.training.labels).tolist()
             parts = [self.validation.rows(self.validation.labels == label) for label in classes]
         rate, loss = self.context.learning_rate, self.context.training.loss
@@ -325,7 +367,7 @@ class ExponentialSelector:
             for number, part in enumerate(parts)
         ]
         noisy = releases.gaussian(_VALIDATION, torch.stack(sums).double().cpu().numpy())
-        return [to_norm(torch.from_numpy(total).to(gradients.r), clip) for total in noisy]
+        return [to_norm(torch.from_numpy(total).to(self.validation.logits), clip) for total in noisy]
 
 
 def _without(indices: np.ndarray, taken: np.ndarray) -> np.ndarray:

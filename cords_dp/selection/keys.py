@@ -10,7 +10,6 @@ from cords_dp.config.settings import PrivacySettings
 from cords_dp.config.values import flag, whole
 from cords_dp.errors import ConfigError
 from cords_dp.planning.mechanism import Release, SelectionNoise
-from cords_dp.selection.last_layer import check_selection_type
 from cords_dp.selection.scores import ScoringKeys, get_score
 
 _OWN_SCORE = "glister"
@@ -55,3 +54,13 @@ def validation_gradient(name: str, noise: SelectionNoise, privacy: PrivacySettin
     event = None if noise.on_validation is None else gaussian(noise.on_validation, count)
     clip = privacy.validation_clip
     return Release(name, VALIDATION_DATA, event, clip, f"the validation gradient; {clip:g} (clip norm)")
+
+
+def check_selection_type(kind: str) -> None:
+    """CORDS' ``selection_type``: what has a proved sensitivity."""
+    if kind not in ("Supervised", "PerClass"):
+        raise ConfigError(
+            "dss_args.selection_type",
+            kind,
+            "no sensitivity is proved for it under differential privacy; use 'Supervised'",
+        )

@@ -13,21 +13,25 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor, nn
-from torch.utils.data import Dataset
-
-from cords_dp.datasets import no_records, sequential_batches
-from cords_dp.datasets.features import all_labels, stored_rows
-from cords_dp.errors import ConfigError
+from cords_dp.late import late_module
 from cords_dp.mechanisms import clip_factors, finite_or_zero
 from cords_dp.mechanisms.clipping import row_norms
 
 if TYPE_CHECKING:
-    from cords_dp.half_rows import HalfRows
+    import torch
+    from torch import Tensor, nn
+    from torch.utils.data import Dataset
 
-LossPerExample = Callable[[Tensor, Tensor], Tensor]
+    from cords_dp.datasets import batches, features, shards
+    from cords_dp.half_rows import HalfRows
+else:  # planning needs no torch
+    torch = late_module("torch")
+    batches, features, shards = (late_module(f"cords_dp.datasets.{name}") for name in ("batches", "features", "shards"))
+
+
+LossPerExample = Callable[["Tensor", "Tensor"], "Tensor"]
 _BATCH = 1024
+_SUMMED = 512  # rows turned into float64 at a time: they stay in the processor's cache
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,7 @@ class LastLayerGradients:
 
     def _weighted_sum(self, weights: Tensor) -> Tensor:
         total = weights.new_zeros(weights.shape[1], self.a.shape[1])
-        for part, inputs in zip(weights.split(_BATCH), self._finite_inputs.split(_BATCH), strict=True):
+        for part, inputs in zip(weights.split(_SUMMED), self._finite_inputs.split(_SUMMED), strict=True):
             total += part.T @ inputs.double()  # float32 would lose records in a long sum
         return total
 
@@ -159,14 +163,16 @@ def last_layer(
     """
     model.eval()  # dropout would make a record's score depend on chance
     if linear_layer and projection is None and hasattr(model, "stored_rows"):
-        stored = stored_rows(dataset)
+        stored = features.stored_rows(dataset)
         if stored is not None and device == "cpu":
-            return _of_stored(model, loss, dataset, stored)
+            with torch.no_grad():
+                return _of_stored(model, loss, dataset, stored)
     held = len(dataset)  # type: ignore[arg-type]
     columns: list[Tensor] = []  # each in one piece: small pieces between large ones would break up the memory
     start = 0
-    for x, y in sequential_batches(dataset, _BATCH) if held else [_made_up(dataset)]:
-        batch = _of_batch(model, loss, x.to(device), y.to(device), linear_layer, projection)
+    for x, y in batches.sequential_batches(dataset, _BATCH) if held else [_made_up(dataset)]:
+        with torch.no_grad():
+            batch = _of_batch(model, loss, x.to(device), y.to(device), linear_layer, projection)
         columns = columns or [part.new_empty((max(held, 1), *part.shape[1:])) for part in batch]
         for column, part in zip(columns, batch, strict=True):
             column[start : start + len(y)] = part
@@ -177,11 +183,10 @@ def last_layer(
 
 def _made_up(dataset: Dataset) -> tuple[Tensor, Tensor]:
     """One record of zeros, for a process that holds none: many models cannot read an empty batch."""
-    x, y = no_records(dataset)
+    x, y = shards.no_records(dataset)
     return x.new_zeros(1, *x.shape[1:]), y.new_zeros(1, *y.shape[1:])
 
 
-@torch.no_grad()
 def _of_batch(
     model: nn.Module, loss: LossPerExample, x: Tensor, y: Tensor, linear_layer: bool, projection: int | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -196,13 +201,12 @@ def _of_batch(
     return finite_or_zero(logit_gradients(logits, y, loss)), finite_or_zero(inputs), logits, y
 
 
-@torch.no_grad()
 def _of_stored(model: nn.Module, loss: LossPerExample, dataset: Dataset, stored: HalfRows) -> LastLayer:
     """One pass over the features for the logits; labels come from the dataset, which knows which are impossible."""
     layer: nn.Linear = model.linear  # type: ignore[assignment]
     products, lengths = stored.products(layer.weight)
     logits = products + layer.bias
-    labels, known = all_labels(dataset)
+    labels, known = features.all_labels(dataset)
     logits[~known] = torch.nan
     r = finite_or_zero(logit_gradients(logits, labels, loss))
     gradients = StoredGradients(r, logits.new_ones(len(logits), 1), stored)
@@ -238,13 +242,3 @@ def to_norm(v: Tensor, norm: float) -> Tensor:
     if not math.isfinite(length) or length == 0:
         return torch.zeros_like(v)
     return v * (norm / length)
-
-
-def check_selection_type(kind: str) -> None:
-    """CORDS' ``selection_type``: what has a proved sensitivity."""
-    if kind not in ("Supervised", "PerClass"):
-        raise ConfigError(
-            "dss_args.selection_type",
-            kind,
-            "no sensitivity is proved for it under differential privacy; use 'Supervised'",
-        )

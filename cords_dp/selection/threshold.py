@@ -27,15 +27,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from cords_dp.accounting import TRAINING_DATA, gaussian
 from cords_dp.config.settings import PrivacySettings, SubsetSettings
 from cords_dp.config.values import number, whole
+from cords_dp.late import late_module
 from cords_dp.mechanisms.quantile import threshold_for
 from cords_dp.mechanisms.releases import Releases
 from cords_dp.planning.mechanism import Mechanism, Release, SelectionNoise
@@ -45,9 +44,15 @@ from cords_dp.selection.keys import check_scoring, validation_gradient
 from cords_dp.selection.pool import Pool
 from cords_dp.selection.scores import ScoredRecords, get_score
 
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:  # planning needs no torch
+    torch = late_module("torch")
+
 _BLIND_SHARE = 0.9
 _THRESHOLDS, _SUMS, _VALIDATION = "thresholds", "sums", "validation gradient"
-Released = list[tuple[Tensor, np.ndarray]]
+Released = list[tuple["Tensor", np.ndarray]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +120,7 @@ class ThresholdSelector:
     """Hands over the members of a secret pool of about k records."""
 
     def __init__(self, mechanism: Threshold, context: SelectionContext):
-        self.mechanism, self.context, self.released = mechanism, context, list[tuple[Tensor, np.ndarray]]()
+        self.mechanism, self.context, self.released = mechanism, context, Released()
         self.n, self.k = context.plan.shape.n, context.plan.shape.k
 
     def select(self, weights: Weights, releases: Releases) -> Pool:

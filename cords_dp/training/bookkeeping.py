@@ -23,14 +23,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from opacus.layers import DPLSTM
-from opacus.layers.dp_rnn import DPLSTMCell
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from cords_dp.errors import UnsupportedModelError
+from cords_dp.opacus_parts import DPLSTM, DPLSTMCell
 from cords_dp.training.ghost import leaves_of
 from cords_dp.training.pairs import Geometry, Images, Part, Positions, Rows, Use, Words, part_of, refuse_short_products
 from cords_dp.training.recurrence import lstm_layer

@@ -29,7 +29,6 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from opacus.grad_sample import prepare_module
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
@@ -46,10 +45,11 @@ from cords_dp.mechanisms.clipping import (
     row_norms,
 )
 from cords_dp.mechanisms.noise import Noise
+from cords_dp.opacus_parts import prepare_module
 from cords_dp.training.augment import augmented_views
 from cords_dp.training.bookkeeping import recorded
 from cords_dp.training.ghost import TWO_PASSES, GhostModule, refuse_weights_used_twice
-from cords_dp.training.noisy_sum import PerExampleOptimizer, build_optimizer
+from cords_dp.training.noisy_sum import ClippedSumOptimizer, PerExampleOptimizer, build_optimizer
 
 LossPerExample = Callable[[Tensor, Tensor], Tensor]
 _SUMMED = ("linear", "bookkeeping", "ghost")  # modes that leave a clipped sum
@@ -152,7 +152,7 @@ class PrivateEngine:
     def step(self, x: Tensor, y: Tensor, weights: Tensor) -> None:
         """Take one noisy step on a Poisson batch of any size, none included."""
         weights = weights.nan_to_num(0.0).clamp(0.0, 1.0)
-        pieces = list(_pieces(len(y), self.piece))
+        pieces = list(_pieces(len(y), self._piece(x)))
         for number, piece in enumerate(pieces):
             self.optimizer.zero_grad(set_to_none=True)
             if self.mode == "linear":
@@ -189,7 +189,8 @@ class PrivateEngine:
 
     @torch.no_grad()
     def _linear_gradients(self, x: Tensor, y: Tensor, weights: Tensor) -> None:
-        """Leave the clipped sum in ``p.grad``, in closed form: an example's gradient is r ⊗ [a; 1]."""
+        """Hand over the clipped sum, in closed form: an example's gradient is r ⊗ [a; 1]."""
+        assert isinstance(self.optimizer, ClippedSumOptimizer)
         layer: nn.Linear = self.model.linear  # type: ignore[assignment]
         rows = self._rows(x)
         products, lengths = rows.products(layer.weight)
@@ -201,12 +202,20 @@ class PrivateEngine:
         if not bool(torch.isfinite(norms).all()):
             r = keep_rows(r, torch.isfinite(norms))
         clipped = r * factors[:, None]
-        layer.weight.grad, layer.bias.grad = rows.weighted_sum(clipped), clipped.sum(dim=0)
+        sums = {layer.weight: rows.weighted_sum(clipped), layer.bias: clipped.sum(dim=0, dtype=torch.float64)}
+        self.optimizer.sums = [sums[p] for p in self.optimizer.params]
 
     def _rows(self, x: Tensor) -> Rows:
         """What the linear layer reads: stored features where they lie, or the model's embedding."""
-        stored = self.model.stored_rows(x) if hasattr(self.model, "stored_rows") else None  # type: ignore[operator]
+        stored = self._stored(x)
         return _DenseRows(self.model.embed(x)) if stored is None else stored  # type: ignore[operator]
+
+    def _piece(self, x: Tensor) -> int:
+        """Records at a time. Rows that are read where they lie take no memory, and their sum is in float64 anyway."""
+        return max(1, len(x)) if self.mode == "linear" and self._stored(x) is not None else self.piece
+
+    def _stored(self, x: Tensor) -> Rows | None:
+        return self.model.stored_rows(x) if hasattr(self.model, "stored_rows") else None  # type: ignore[operator]
 
     def _recorded_gradients(self, x: Tensor, y: Tensor, weights: Tensor) -> None:
         """Leave the clipped sum in ``p.grad``, from what one backward pass wrote down."""

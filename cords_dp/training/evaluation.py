@@ -16,18 +16,7 @@ from torch import Tensor, nn
 
 from cords_dp.distributed import World
 from cords_dp.files import write_durably
-
-LABELS = {
-    "val_loss": "Validation Loss",
-    "val_acc": "Validation Accuracy",
-    "tst_loss": "Test Loss",
-    "tst_acc": "Test Accuracy",
-    "trn_loss": "Training Loss",
-    "trn_acc": "Training Accuracy",
-    "subtrn_loss": "Subset Loss",
-    "subtrn_acc": "Subset Accuracy",
-    "time": "Timing",
-}
+from cords_dp.training.metrics import LABELS
 
 
 @torch.no_grad()

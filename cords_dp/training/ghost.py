@@ -15,12 +15,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from opacus.grad_sample import GradSampleModuleFastGradientClipping
-from opacus.grad_sample.functorch import ft_compute_per_sample_gradient
 from torch import Tensor, nn
 
 from cords_dp.errors import UnsupportedModelError
 from cords_dp.mechanisms.clipping import row_norms
+from cords_dp.opacus_parts import GradSampleModuleFastGradientClipping, ft_compute_per_sample_gradient
 
 Norms = dict[Tensor, Tensor]
 _OPACUS_SAMPLERS = GradSampleModuleFastGradientClipping.NORM_SAMPLERS

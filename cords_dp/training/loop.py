@@ -140,7 +140,9 @@ class PrivateLoader:
         device = next(ready.parameters()).device
         ready.to(device)
         check_input(ready, self._data.train[0][0])
-        run = self._run = replace(self._run.with_plan(self.plan, optimizer.param_groups[0]["lr"]), device=str(device))
+        run = self._run = replace(
+            self._run.with_plan(self.plan, optimizer.param_groups[0]["lr"]), own_device=str(device)
+        )
         streams = self._streams()
         seed_global_generators(streams, rank=0)
         source = build_source(

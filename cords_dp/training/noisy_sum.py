@@ -10,11 +10,10 @@ ranks are added up, so that no rank ever holds the sum without noise.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -22,6 +21,7 @@ from cords_dp.distributed import World
 from cords_dp.errors import MechanismError, UnsupportedModelError
 from cords_dp.mechanisms.clipping import clip_factors, keep_rows, rounded_down, row_norms
 from cords_dp.mechanisms.noise import Noise
+from cords_dp.opacus_parts import DPOptimizer, DPOptimizerFastGradientClipping
 
 
 class _NoisySum(DPOptimizer):
@@ -55,12 +55,15 @@ class _NoisySum(DPOptimizer):
 
 
 class ClippedSumOptimizer(_NoisySum, DPOptimizerFastGradientClipping):
-    """For modes that leave a clipped sum of each piece in ``p.grad``."""
+    """For modes that leave a clipped sum of each piece: in ``p.grad``, or in ``sums`` if it is in float64."""
+
+    sums: Sequence[Tensor] | None = None
 
     def accumulate(self) -> None:
-        for p in self.params:
-            assert p.grad is not None
-            self._accumulate(p, p.grad)
+        totals, self.sums = self.sums or [p.grad for p in self.params], None
+        for p, total in zip(self.params, totals, strict=True):
+            assert total is not None
+            self._accumulate(p, total)
 
 
 class PerExampleOptimizer(_NoisySum, DPOptimizer):

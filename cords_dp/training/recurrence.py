@@ -10,10 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from opacus.layers.dp_rnn import DPLSTMCell
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+
+from cords_dp.opacus_parts import DPLSTMCell
 
 Written = Callable[[Tensor, Tensor], None]  # (hidden states before each step, gradients of the gates), rows first
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from functools import partial
-from typing import Any
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-import cords_dp.dataloaders.builtin  # noqa: F401 - registers the strategies that come with us
+import cords_dp.dataloaders.builtin
+import cords_dp.selection  # noqa: F401 - and the mechanisms
 from cords_dp.config import PrivacySettings, SubsetSettings, frozen_copy, given_copy
 from cords_dp.config.keys import DEAD_SECTIONS, KEYS, TOP_LEVEL, check_values
 from cords_dp.config.settings import (
@@ -23,24 +22,30 @@ from cords_dp.config.settings import (
     read_training,
 )
 from cords_dp.config.values import folder, list_of, one_of
-from cords_dp.datasets import (
+from cords_dp.datasets.published import (
     check_dataset,
     dataset_name,
-    find_source,
     has_classes,
     holds_images,
     known_sizes,
     public_facts,
 )
+from cords_dp.datasets.sources import find_source
 from cords_dp.distributed import current_world, local_rank
 from cords_dp.errors import AccountingError, ConfigError
-from cords_dp.models import check_model
+from cords_dp.late import late_module
+from cords_dp.models.names import check_model
 from cords_dp.planning import Mechanism, PrivacyPlan, build_plan, read_mechanism
 from cords_dp.planning.mechanism import mechanism_keys, registered_mechanisms
 from cords_dp.planning.preparation import Preparation
 from cords_dp.registry import Strategy, get_strategy
-from cords_dp.training.evaluation import LABELS
-from cords_dp.training.optim import check_optimizer
+from cords_dp.training.metrics import LABELS
+from cords_dp.training.optimizer_keys import check_optimizer
+
+if TYPE_CHECKING:
+    import torch
+else:  # planning needs no torch
+    torch = late_module("torch")
 
 _OWN_KEYS = frozenset({"type", "mechanism", "collate_fn", *(f.name for f in fields(SubsetSettings))})
 
@@ -52,6 +57,7 @@ class Run:
     privacy is None for a strategy that is not private, mechanism for one that does not select. batch_size and
     learning_rate are None where the plan chooses. unused: keys of CORDS' strategies that this run does not use.
     notes: what else of the config is not used, in words. preparation: what is released of D before training.
+    own_device: that of a model which is on one already.
     """
 
     config: Mapping[str, Any]
@@ -62,16 +68,21 @@ class Run:
     epochs: int
     batch_size: int | None
     learning_rate: float | None
-    device: str
     seed: int | None
     unused: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     planned_learning_rate: bool = False
     preparation: Preparation | None = None
+    own_device: str | None = None
 
     @property
     def regression(self) -> bool:
         return bool(self.config["is_reg"])
+
+    @cached_property
+    def device(self) -> str:
+        """Where it runs: the device of the config, if this machine has it. Asking imports torch."""
+        return self.own_device or _device(self.config["train_args"].get("device"))
 
     def section(self, name: str) -> Mapping[str, Any]:
         return self.config.get(name) or {}
@@ -120,6 +131,7 @@ def resolve(cfg: Mapping[str, Any], *, own_data: bool = False, own_model: bool =
     seconds.
     """
     config = given_copy(cfg)
+    _find_keys_of_source(config)
     check_sections(config)
     config, notes = _without_dead_sections(config)
     check_values(config)
@@ -156,7 +168,6 @@ def resolve(cfg: Mapping[str, Any], *, own_data: bool = False, own_model: bool =
         epochs=epochs,
         batch_size=batch_size,
         learning_rate=learning_rate,
-        device=_device(config["train_args"].get("device")),
         seed=config["train_args"].get("seed"),
         unused=_unused_keys(config, strategy, mechanism) if strategy.private else (),
         notes=tuple(notes),
@@ -164,11 +175,18 @@ def resolve(cfg: Mapping[str, Any], *, own_data: bool = False, own_model: bool =
     )
     _check_publishing(run)
     if plan:
+        _ = run.device  # refuses one that there is not
         folder("train_args.results_dir", run.config["train_args"]["results_dir"])
         folder("ckpt.dir", run.config["ckpt"]["dir"])
     if plan and not own_data and strategy.private and (sizes := known_sizes(config)) is not None:
         run.plan(*sizes)  # batch size, delta and selection rules depend on n
     return run
+
+
+def _find_keys_of_source(config: Mapping[str, Any]) -> None:
+    """Let the source of the records, if there is one, say which keys its section may have."""
+    section = config.get("dataset")
+    find_source(section.get("name") if isinstance(section, Mapping) else None)
 
 
 def _check_metrics(section: Mapping[str, Any]) -> None:
@@ -274,7 +292,9 @@ def _over(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, An
 
 
 def _device(name: Any) -> str:
-    wanted = "cpu" if name is None else str(name) if isinstance(name, (str, torch.device)) else ""
+    if name is None or name == "cpu":
+        return "cpu"
+    wanted = str(name) if isinstance(name, (str, torch.device)) else ""
     try:
         device = torch.device(wanted)
     except RuntimeError:

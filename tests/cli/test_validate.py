@@ -88,7 +88,7 @@ def test_missing_sections_do_not_hide_others(make_config):
 def test_a_model_that_cannot_be_private_is_found_from_shapes(make_config):
     from torch import nn
 
-    from cords_dp.models.build import _BUILDERS, register_model
+    from cords_dp.models.names import _BUILDERS, register_model
 
     class Counting(nn.Sequential):
         def __init__(self):

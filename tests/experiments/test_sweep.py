@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -171,6 +172,43 @@ def test_a_killed_worker_loses_only_its_run_which_is_tried_again(make_config, mo
     assert seen == [(0, 1), (0, 2), (1, 1)]
     assert sum(isinstance(h, Finished) for h in happenings) == 2
     assert not any(isinstance(h, Failed) for h in happenings)
+
+
+def test_a_run_after_others_is_the_run_in_a_process_of_its_own(make_config):
+    """Nothing of a run stays behind in its worker: no seed, no cache, no setting of torch decides the next one."""
+
+    def private(strategy, seed, **privacy):
+        cfg = tiny(make_config)
+        cfg.dss_args.type, cfg.train_args.seed = strategy, seed
+        cfg.privacy.update(reproducible_noise=True, grad_sample_mode="hooks", **privacy)
+        return Job(cfg.toDict(), {"seed": seed})
+
+    last = private("GLISTERDP", 3)
+    before = [private("RandomDP", 1, epsilon=8.0), private("FullDP", 2), private("GLISTERDP", 4)]
+    alone, after = (list(LocalWorkers(1).run(jobs))[-1] for jobs in ([last], [*before, last]))
+    assert isinstance(alone, Finished)
+    assert isinstance(after, Finished)
+    assert measured(alone.files) == measured(after.files)
+
+
+def measured(files):
+    """What a run has found, without what it took."""
+    result = json.loads(files["result.json"])
+    columns = pd.read_csv(io.BytesIO(files["metrics.csv"])).drop(columns=["seconds"], errors="ignore")
+    return {key: result[key] for key in ("accuracy", "loss", "epsilon")}, columns.to_dict("list"), files["privacy.md"]
+
+
+def test_workers_import_torch_once_for_all(make_config):
+    """They are forks of one process: what it has imported has the same address in all of them."""
+    jobs = [Job({"seed": number}, {"seed": number}, work=where_torch_is) for number in range(2)]
+    workers = [Finished(h.job, h.files) for h in LocalWorkers(2).run(jobs) if isinstance(h, Finished)]
+    assert len({w.files["torch"] for w in workers}) == 1
+    assert len(workers) == 2
+
+
+def where_torch_is(config):
+    found = [name for name in ("torch", "opacus", "cords") if name in sys.modules]
+    return {"torch": f"{found} {id(sys.modules['torch'])}".encode()}
 
 
 def test_a_worker_that_dies_twice_is_reported(make_config, monkeypatch):

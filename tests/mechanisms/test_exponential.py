@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from laws import law_holds, max_log_ratio, sequential_law
 
 from cords_dp.errors import MechanismError
-from cords_dp.mechanisms import ScoreFreeze, gumbel_top_m, pick_probabilities
+from cords_dp.mechanisms import ScoreFreeze, gumbel_top_m, pick_probabilities, proposed_picks
+from cords_dp.mechanisms.exponential import expected_proposals
 
 SCORES = np.array([0.9, -0.6, 0.1, -1.0, 0.4, 0.0])
 EPSILON0, SENSITIVITY = 4.0, 1.0
@@ -25,6 +26,45 @@ def sampler(scores, m, rng):
 def test_law_of_up_to_three_picks():
     """χ² over all ordered outcomes: Gumbel-top-m equals sequential picks for m = 1, 2, 3."""
     assert law_holds(sampler, SCORES, LOGITS)
+
+
+def proposing(scores, m, rng, epsilon0=EPSILON0):
+    return proposed_picks(
+        lambda at: scores[at], len(scores), m, bound=1.0, epsilon0=epsilon0, sensitivity=SENSITIVITY, rng=rng
+    )
+
+
+def test_proposed_picks_have_the_same_law():
+    """χ² over all ordered outcomes, for m = 1, 2, 3 of six: more is picked twice here than of many records."""
+    assert law_holds(proposing, SCORES, LOGITS)
+
+
+def test_mutant_proposals_with_another_epsilon_are_caught():
+    assert not law_holds(lambda *a: proposing(*a, epsilon0=1.05 * EPSILON0), SCORES, LOGITS)
+
+
+def test_proposed_picks_ask_for_few_scores_and_give_what_was_wanted():
+    asked = []
+
+    def score_of(at):
+        asked.append(len(at))
+        return np.sin(at.astype(float))
+
+    picked = proposed_picks(
+        score_of, 100_000, 500, bound=1.0, epsilon0=0.2, sensitivity=1.0, rng=np.random.default_rng(0)
+    )
+    assert len(picked) == len(np.unique(picked)) == 500
+    assert sum(asked) <= 2 * expected_proposals(100_000, 500, 1.0, 0.2, 1.0)
+
+
+def test_proposed_picks_can_take_every_record():
+    scores = np.array([np.nan, np.inf, 5.0, -1.0])  # also those that are out of bounds, which count as at the bound
+    picked = proposed_picks(
+        lambda at: scores[at], 4, 4, bound=1.0, epsilon0=1.0, sensitivity=1.0, rng=np.random.default_rng(0)
+    )
+    assert sorted(picked) == [0, 1, 2, 3]
+    with pytest.raises(MechanismError, match="cannot pick"):
+        proposing(SCORES, 7, np.random.default_rng(0))
 
 
 def test_the_law_test_rejects_scores_five_percent_off():

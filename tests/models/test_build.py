@@ -184,10 +184,22 @@ def documented_rows():
 
 
 def test_every_model_is_in_the_table_of_the_docs():
-    from cords_dp.models.build import _BUILDERS, _cords_names
+    from cords_dp.models.names import _OURS, _cords_names
 
-    ours = {name for name, builder in _BUILDERS.items() if builder.__module__.startswith("cords_dp")}  # not tests' own
-    assert set(documented_rows()) == ours | _cords_names()
+    assert set(documented_rows()) == {*_OURS, *_cords_names()}
+
+
+def test_cords_has_the_models_that_are_not_looked_for():
+    from cords_dp.models.names import _COMMON, _cords_names
+
+    assert _cords_names() >= _COMMON
+
+
+def test_what_is_said_of_our_models_without_importing_them_is_so():
+    from cords_dp.models.names import _OURS, builder_of, takes
+
+    for name, (_, features) in _OURS.items():
+        assert takes(builder_of(name), "features") == features
 
 
 @pytest.mark.parametrize("name", ["MnistNet", "ScatterLinear", "LSTM", "TanhCNN", "LogisticRegNet"])

@@ -244,15 +244,15 @@ _CLIPPING = [
     ),
     _mutant(
         "realised-batch-size", "the step is divided by the size of the batch, which is secret", "training/engine.py",
-        ("        pieces = list(_pieces(len(y), self.piece))\n",
-         "        pieces = list(_pieces(len(y), self.piece))\n"
+        ("        pieces = list(_pieces(len(y), self._piece(x)))\n",
+         "        pieces = list(_pieces(len(y), self._piece(x)))\n"
          "        self.optimizer.expected_batch_size = max(1, len(y))\n"),
         ENGINE + "test_a_noiseless_step_is_the_clipped_sum_over_the_public_batch_size",
     ),
     _mutant(
         "empty-batch-no-step", "an empty batch takes no step, which shows that it was empty", "training/engine.py",
-        ("        pieces = list(_pieces(len(y), self.piece))\n",
-         "        if not len(y):\n            return\n        pieces = list(_pieces(len(y), self.piece))\n"),
+        ("        pieces = list(_pieces(len(y), self._piece(x)))\n",
+         "        if not len(y):\n            return\n        pieces = list(_pieces(len(y), self._piece(x)))\n"),
         ENGINE + "test_an_empty_batch_still_steps_with_noise",
     ),
 ]  # fmt: skip
@@ -468,6 +468,17 @@ _SELECTION = [
         ("(epsilon0 / (2.0 * sensitivity))", "(epsilon0 / sensitivity)"),
         PICKS + "test_pick_probabilities_are_the_law",
         PICKS + "test_law_of_up_to_three_picks",
+    ),
+    _mutant(
+        "every-proposal-accepted", "proposed records are picked whatever their score", "mechanisms/exponential.py",
+        ("rng.random(len(proposed)) < chances", "rng.random(len(proposed)) < 1"),
+        PICKS + "test_proposed_picks_have_the_same_law",
+    ),
+    _mutant(
+        "proposals-not-charged", "picks by proposals cost nothing", "mechanisms/releases.py",
+        ("        release, epsilon0 = self._charged_picks(name, size)\n        return proposed_picks(\n",
+         "        release, epsilon0 = self._get(name), self._get(name).epsilon0\n        return proposed_picks(\n"),
+        "mechanisms/test_few_picks.py::test_a_charge_comes_before_the_first_score_and_picks_are_counted",
     ),
     _mutant(
         "freeze-drawn-twice", "one freeze of the scores is drawn from again and again", "mechanisms/exponential.py",

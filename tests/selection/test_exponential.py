@@ -303,3 +303,31 @@ def test_the_private_validation_gradient_has_the_stated_noise():
     plan = plan_for(30, 10, validation="private", validation_clip=2.0)
     noise = selecting_for(plan).releases().gaussian("validation gradient", np.zeros((200, 600)))
     assert float(noise.std()) == pytest.approx(plan.sigma_validation * 2.0, rel=0.01)
+
+
+@pytest.mark.parametrize("greedy", ["Frozen", "RGreedy"])
+def test_of_many_records_few_are_shown_to_the_model(greedy, monkeypatch):
+    """The scores are those of a look at all of D, and most of it is never looked at."""
+    from cords_dp.mechanisms import releases as module
+
+    monkeypatch.setattr(module, "_MANY", 1)
+    plan = plan_for(400, 20, greedy=greedy, r=4)
+    selecting = selecting_for(plan)
+    selector, seen = selecting.selector, []
+    some = type(selector.context.training).some
+
+    def noting(self, indices, weights, **keys):
+        seen.append(indices)
+        return some(self, indices, weights, **keys)
+
+    monkeypatch.setattr(type(selector.context.training), "some", noting)
+    pool = selector.select(selecting.weights, selecting.releases())
+    assert selector.training is None
+    assert len(np.unique(pool.indices)) == 20
+    assert 20 <= len(np.unique(np.concatenate(seen))) < 200
+    few = selector._gradients(seen[0])
+    selector.describe(selecting.weights)
+    assert selector.training is not None
+    everyone = selector.training.gradients.rows(torch.from_numpy(seen[0]))
+    torch.testing.assert_close(few.r, everyone.r)
+    torch.testing.assert_close(few.a, everyone.a)

@@ -22,7 +22,7 @@ from cords_style import (
 from torch.utils.data import Dataset, TensorDataset
 
 from cords_dp import TrainClassifier
-from cords_dp.datasets.build import DATASETS, DatasetInfo
+from cords_dp.datasets.published import DATASETS, DatasetInfo
 from cords_dp.errors import ConfigError, DataError, DatasetUnavailableError
 
 PRIVATE = ("FullDP", "RandomDP", "GLISTERDP")

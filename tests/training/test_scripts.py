@@ -14,7 +14,7 @@ from dotmap import DotMap
 from torch import nn
 
 from cords_dp import TrainClassifier, toolkit
-from cords_dp.datasets.build import DATASETS, DatasetInfo
+from cords_dp.datasets.published import DATASETS, DatasetInfo
 from cords_dp.errors import ConfigError, ConfigFileError
 
 CHECKOUT = checkout()

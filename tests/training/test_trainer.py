@@ -19,7 +19,8 @@ from cords_dp.errors import ConfigError
 from cords_dp.registry import register_strategy, strategy_names
 from cords_dp.training import TrainClassifier, resolve
 from cords_dp.training.checkpoint import load_checkpoint
-from cords_dp.training.optim import OPTIMIZERS, SCHEDULERS, planned_learning_rate
+from cords_dp.training.optim import planned_learning_rate
+from cords_dp.training.optimizer_keys import OPTIMIZERS, SCHEDULERS
 
 PRIVATE = ("FullDP", "RandomDP", "GLISTERDP")
 
