@@ -70,15 +70,15 @@ class Leaves:
             _whitenings(self.input_shape, self.mirrored)
 
     @torch.no_grad()
-    def __call__(self, images: Tensor) -> Tensor:
-        numbers = images.float()
+    def __call__(self, records: Tensor) -> Tensor:
+        numbers = records.float()
         parts = []
         for family, white in zip(_FAMILIES.values(), _whitenings(self.input_shape, self.mirrored), strict=True):
             rows = unit_mean_square(white(family(numbers, self.mirrored)))
             # every family has the same share of a row's length
             parts.append(rows * (self.feature_shape[0] / len(_FAMILIES) / rows.shape[1]) ** 0.5)
         finite = torch.isfinite(numbers).flatten(1).all(dim=1, keepdim=True)
-        return torch.where(finite, torch.cat(parts, dim=1), torch.nan).to(images)
+        return torch.where(finite, torch.cat(parts, dim=1), torch.nan).to(records)
 
 
 # --- the two families ------------------------------------------------------------------------------------------------
