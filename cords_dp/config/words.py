@@ -70,7 +70,7 @@ KEY_WORDS: dict[str, dict[str, str]] = {
         "num_layers": "layers of the LSTM",
         "hidden_size": "width of the LSTM",
         "args": "further arguments of the architecture",
-        "features": "frozen features below the head: `scattering`, `leaves` (`leaves:mirrored` for images that mean the "
+        "features": "frozen features below the head: `scattering`, `leaves` (`leaves:mirrored`: images that mean the "
         "same in a mirror), `torchvision:NAME`, `sentence:FOLDER`, your own",
         "weights": "a file with the backbone's weights",
         "feature_cache": "keep the records' features on disk, for their owner alone",

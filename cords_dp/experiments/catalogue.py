@@ -193,6 +193,16 @@ EXPERIMENTS: dict[str, Experiment] = {
         scenarios={"nothing": {}, "few women": {"dataset": FEW_WOMEN}},
         groups="sex",
     ),
+    "frontier": Experiment(
+        "Ours: accuracy over the budget, beside what was published without public data",
+        "over_budget",
+        {
+            "quick": Scale(("mnist",), (1.0,), (1.0, 3.0, 8.0), seeds=1, changes=_SHORT),
+            "cpu": Scale(_BOTH, (1.0,), (1.0, 2.0, 3.0, 4.0, 8.0), seeds=5),
+            "full": Scale((*_BOTH, "cifar100"), (1.0,), (1.0, 2.0, 3.0, 4.0, 8.0), seeds=5),
+        },
+        methods=("FullDP",),
+    ),
     "rates": Experiment(
         "Choosing learning rates, on scenarios and seeds that no table reports and on held-out training records",
         "over_scenario",

@@ -15,10 +15,16 @@ import pandas as pd
 from cords_dp.experiments.catalogue import EXPERIMENTS, Choice, Experiment, experiment_jobs, gains_config
 from cords_dp.experiments.gains import gains_experiment
 from cords_dp.experiments.jobs import Job
-from cords_dp.experiments.paper import CLAIMS, imbalance_table
+from cords_dp.experiments.paper import CLAIMS, imbalance_table, published_frontier
 from cords_dp.experiments.sweep import Backend, run_jobs
 from cords_dp.report.figures import draw
-from cords_dp.report.tables import accuracy_tables, group_tables, paired_differences, paper_comparison, to_markdown
+from cords_dp.report.tables import (
+    group_tables,
+    paired_differences,
+    paper_comparison,
+    study_tables,
+    to_markdown,
+)
 
 
 def reproduce(name: str, preset: str, out: Path, backend: Backend, choice: Choice) -> dict[str, str]:
@@ -35,6 +41,8 @@ def reproduce(name: str, preset: str, out: Path, backend: Backend, choice: Choic
     result = run_jobs(jobs, out, backend, title=name)
     if len(result.frame):
         collect_curves(jobs, out).to_csv(out / "curves.csv", index=False)
+        if name == "frontier":
+            published_frontier().to_csv(out / "published.csv", index=False)
         draw(experiment.figure, out, name, experiment.title)
         print(_tables(experiment, name, out))
     return result.failures
@@ -44,7 +52,7 @@ def _tables(experiment: Experiment, name: str, out: Path) -> str:
     """The experiment's tables as Markdown, also written to tables.md."""
     frame = pd.read_csv(out / "runs.csv")
     parts = [f"## {experiment.title}"]
-    for title, table in accuracy_tables(frame).items():
+    for title, table in study_tables(frame, out).items():
         parts.append(f"### {title}\n\n{to_markdown(table)}")
     for title, table in group_tables(frame).items():
         parts.append(f"### {title}\n\n{to_markdown(table)}")

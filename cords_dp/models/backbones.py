@@ -23,9 +23,7 @@ from cords_dp.models.sentences import check_sentence_model, sentence_features
 _SIDE = 224  # what torchvision's classifiers were trained on
 _IMAGENET = PixelConstants((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _SMALLEST = 8  # pixels a side that two scales of wavelets need
-_KINDS = (
-    f"{', '.join(map(repr, OUR_FEATURES))}, 'torchvision:NAME', 'sentence:FOLDER', or a name given to register_features"
-)
+_KINDS = ", ".join(map(repr, OUR_FEATURES)) + ", 'torchvision:NAME', 'sentence:FOLDER', or a registered name"
 
 
 def check_features(section: Mapping[str, Any]) -> None:

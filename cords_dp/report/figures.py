@@ -61,6 +61,28 @@ def _over_split(folder: Path, name: str, title: str) -> list[Path]:
     return _finish(figure, folder / name)
 
 
+def _over_budget(folder: Path, name: str, title: str) -> list[Path]:
+    """Accuracy over ε: one panel for each dataset, with the published figures (published.csv) as crosses."""
+    frame, published = (pd.read_csv(folder / file) for file in ("runs.csv", "published.csv"))
+    datasets = list(frame["dataset"].unique())
+    figure, axes = plt.subplots(1, len(datasets), figsize=(5.6 * len(datasets), 4.2), squeeze=False)
+    figure.set_layout_engine("constrained")
+    figure.suptitle(_wrapped(title, len(datasets)))
+    for axis, dataset in zip(axes[0], datasets, strict=True):
+        part = frame[frame["dataset"] == dataset]
+        for method, runs in part.groupby("method", sort=False):
+            _mean_line(axis, runs, "budget", str(method), {**_STYLES.get(str(method), {}), "marker": "o", "ls": "-"})
+        for who, values in published[published["dataset"] == dataset].groupby("who", sort=False):
+            axis.plot(values["epsilon"], 100 * values["accuracy"], "x--", lw=0.8, label=who)
+        budgets = sorted(part["budget"].unique())
+        axis.set(title=dataset, xlabel="ε (δ = 1e-5)", ylabel="test accuracy, %", xscale="log")
+        axis.set_xticks(budgets, [f"{budget:g}" for budget in budgets])
+        axis.minorticks_off()
+        tidy_axis(axis)
+        axis.legend(frameon=False, fontsize=7)
+    return _finish(figure, folder / name)
+
+
 def _over_time(folder: Path, name: str, title: str) -> list[Path]:
     """Accuracy over seconds: one panel for each k, FullDP in all of them."""
     frame = pd.read_csv(folder / "curves.csv")
@@ -105,6 +127,7 @@ _KINDS: dict[str, Callable[[Path, str, str], list[Path]]] = {
     "over_fraction": _over_fraction,
     "over_split": _over_split,
     "over_scenario": _over_scenario,
+    "over_budget": _over_budget,
     "over_time": _over_time,
     "gains": _gains,
 }

@@ -16,7 +16,7 @@ import pandas as pd
 
 from cords_dp.errors import ResultsError
 from cords_dp.report.plots import plt, tidy_axis
-from cords_dp.report.tables import accuracy_tables, aligned, mean_table
+from cords_dp.report.tables import aligned, mean_table, study_tables
 
 _HERE = Path(__file__).parent
 
@@ -82,7 +82,7 @@ def _sweep_parts(folder: Path) -> list[str]:
     runs, seeds = _counted(len(frame), "run"), _counted(frame["seed"].nunique(), "seed")
     parts = [f"<p>{runs}, {seeds}. Test accuracy in percent, mean ± std.</p>"]
     if {"dataset", "method", "budget", "share"} <= set(frame.columns):
-        for title, table in accuracy_tables(frame).items():
+        for title, table in study_tables(frame, folder).items():
             parts.append(f"<h3>{html.escape(title)}</h3>{_table(table)}")
         by = ["method"]
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pandas as pd
 from scipy import stats
@@ -27,6 +28,12 @@ def mean_table(frame: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     return table.assign(seconds=seconds.to_numpy())
 
 
+def study_tables(frame: pd.DataFrame, folder: Path) -> dict[str, pd.DataFrame]:
+    """The tables of an experiment: beside what others have published (published.csv), where that is its point."""
+    published = folder / "published.csv"
+    return frontier_tables(frame, pd.read_csv(published)) if published.is_file() else accuracy_tables(frame)
+
+
 def accuracy_tables(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Methods × the share of the records (or × split, × scenario), one table for each dataset and budget."""
     across = next(column for column in ("split", "scenario", "share") if column in frame)
@@ -40,6 +47,24 @@ def accuracy_tables(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
             rows[method] = {_heading(across, v): mean_std(cell["accuracy"]) for v, cell in cells.items()}
         table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("method").reset_index()
         tables[f"{dataset}, ε = {budget:g}"] = table
+    return tables
+
+
+def frontier_tables(frame: pd.DataFrame, published: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Methods × ε with the seconds of a run, one table for each dataset, and the published figures below."""
+    tables = {}
+    for dataset, part in frame.groupby("dataset", sort=False):
+        others = published[published["dataset"] == dataset]
+        budgets = sorted({*part["budget"], *others["epsilon"]})
+        rows = []
+        for method, runs in part.groupby("method", sort=False):
+            cells = {f"ε = {e:g}": mean_std(runs.loc[runs["budget"] == e, "accuracy"]) for e in budgets}
+            rows.append({"method": method, **cells, "seconds": f"{runs['train_seconds'].mean():.0f}"})
+        for who, values in others.groupby("who", sort=False):
+            at = dict(zip(values["epsilon"], values["accuracy"], strict=True))
+            cells = {f"ε = {e:g}": f"{100 * at[e]:.1f}" if e in at else "" for e in budgets}
+            rows.append({"method": who, **cells, "seconds": ""})
+        tables[str(dataset)] = pd.DataFrame(rows)
     return tables
 
 

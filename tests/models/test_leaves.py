@@ -1,0 +1,126 @@
+"""Features from dead leaves: public, the same for everyone, and of one image each."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from cords_dp.errors import ConfigError
+from cords_dp.models import build_model, leaf_filters, leaves
+from cords_dp.models.backbones import build_features
+from cords_dp.models.dead_leaves import dead_leaves
+from cords_dp.models.leaves import Leaves
+
+SHAPE = (3, 16, 16)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(cache, monkeypatch):
+    """Kept while these tests last: fitting takes seconds."""
+    monkeypatch.setenv("CORDS_DP_CACHE", str(cache))
+    leaves._whitenings.cache_clear()
+    yield cache
+    leaves._whitenings.cache_clear()
+
+
+def test_leaves_are_the_same_for_everyone_and_look_like_images():
+    images = dead_leaves(40, SHAPE, seed=5)
+    assert torch.equal(images, dead_leaves(40, SHAPE, seed=5))
+    assert not torch.equal(images[:4], dead_leaves(4, SHAPE, seed=6))
+    torch.testing.assert_close(images.std(dim=(1, 2, 3), correction=0), torch.ones(40), atol=2e-3, rtol=0)
+    steps = images * 2**10
+    assert torch.equal(steps, steps.round()), "rounded, so that other machines' last digits do not show"
+    neighbours = torch.corrcoef(torch.stack([images[..., 1:].flatten(), images[..., :-1].flatten()]))[0, 1]
+    assert neighbours > 0.5, "neighbouring pixels mostly belong to one leaf"
+
+
+def test_the_first_leaves_have_known_pixels():
+    """Filters and whitening follow from these: if they move, features on disk and models trained on them are void."""
+    some = dead_leaves(2, (1, 8, 8), seed=0)[:, 0, 3, ::3] * 2**10
+    assert some.tolist() == [[-375, 341, -302], [483, 2545, 659]]
+
+
+@pytest.mark.slow
+def test_shipped_filters_are_rebuilt_bit_by_bit(capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["leaf_filters"])
+    assert leaf_filters.main() == 0, capsys.readouterr().out
+
+
+def test_k_means_does_not_depend_on_how_sums_are_ordered():
+    """Products of whole numbers of this length are exact in float32, in whatever order they are added."""
+    rows = leaf_filters._to_length(np.random.default_rng(0).normal(size=(200, 108)))
+    assert np.array_equal(rows, np.round(rows))
+    exact = rows.astype(np.int64) @ rows.astype(np.int64).T
+    assert np.abs(exact).max() < 2**24
+    assert np.array_equal(torch.from_numpy(rows) @ torch.from_numpy(rows).T, exact)
+
+
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_a_row_is_a_function_of_its_image(mirrored):
+    features = Leaves(SHAPE, mirrored=mirrored)
+    one = dead_leaves(5, SHAPE, seed=9)
+    other = one.clone()
+    other[1:] = -3 * other[1:].flip(-1) + 1
+    other[2, 0, 0, 0], other[3, 1, 2, 3] = torch.nan, torch.inf
+    rows, changed = features(one), features(other)
+    torch.testing.assert_close(rows[0], changed[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(rows[:1], features(one[:1]), atol=1e-4, rtol=1e-4)
+    assert torch.isnan(changed[2:4]).all()
+    assert torch.isfinite(changed[[0, 1, 4]]).all()
+    assert rows.shape == (5, *features.feature_shape)
+    torch.testing.assert_close(rows.square().mean(dim=1), torch.ones(5))
+
+
+def test_no_row_is_longer_than_the_head_believes():
+    features = Leaves(SHAPE)
+    hard = torch.stack([torch.zeros(SHAPE), torch.full(SHAPE, 1e30), torch.full(SHAPE, 1e-30), torch.randn(SHAPE)])
+    rows = features(hard)
+    lengths = rows[torch.isfinite(rows).all(dim=1)].norm(dim=1)
+    assert len(lengths) >= 2
+    assert (lengths <= 1.0001 * features.feature_shape[0] ** 0.5).all()
+
+
+def test_mirrored_features_do_not_tell_left_from_right():
+    images = dead_leaves(3, SHAPE, seed=3)
+    mirrored, plain = Leaves(SHAPE, mirrored=True), Leaves(SHAPE)
+    torch.testing.assert_close(mirrored(images), mirrored(images.flip(-1)), atol=1e-3, rtol=1e-3)
+    assert (plain(images) - plain(images.flip(-1))).abs().max() > 0.5
+    assert mirrored.feature_shape < plain.feature_shape
+    assert mirrored.settings != plain.settings, "they are other files on disk"
+
+
+def test_whitening_is_kept_and_a_forged_file_is_made_again(own_cache):
+    images = dead_leaves(2, SHAPE, seed=3)
+    rows = Leaves(SHAPE)(images)
+    files = sorted((own_cache / "features").glob("*-3x16x16-plain.npz"))
+    assert len(files) == 2
+    leaves._whitenings.cache_clear()
+    assert torch.equal(Leaves(SHAPE)(images), rows)
+    files[0].write_bytes(b"no whitening")
+    np.savez(files[1], mean=np.zeros(3, np.float32), matrix=np.zeros((2, 2), np.float32))
+    leaves._whitenings.cache_clear()
+    torch.testing.assert_close(Leaves(SHAPE)(images), rows)
+
+
+def test_names_and_shapes_that_have_no_leaves_are_refused():
+    with pytest.raises(ConfigError, match=r"leaves:miror.*did you mean 'leaves:mirrored'"):
+        build_features({"features": "leaves:miror"}, SHAPE, None)
+    for shape in ((64,), (4, 32, 32), (3, 6, 32)):
+        with pytest.raises(ConfigError, match="is for grey or colour images"):
+            build_features({"features": "leaves"}, shape, None)
+
+
+def test_a_head_on_leaves_reads_images_and_ready_features():
+    config = {"model": {"architecture": "LinearHead", "features": "leaves:mirrored"}, "dataset": {"name": "custom"}}
+    model = build_model(config, seed=0, num_classes=4, input_shape=(1, 28, 28))
+    images = dead_leaves(3, (1, 28, 28), seed=1)
+    ready = model.input_transform(images)
+    torch.nn.init.normal_(model.linear.weight)
+    torch.testing.assert_close(model(images), model(ready))
+    assert model.input_norm == pytest.approx(ready.norm(dim=1).max().item(), rel=1e-4)
