@@ -70,7 +70,9 @@ def _add_reproduce(commands: Any) -> None:
         "reproduce synthetic --preset cpu --seeds 3",
     )
     parser.add_argument(
-        "name", metavar="NAME", help="main, imbalance, synthetic, timing, allocation, gains, robust, cut, adult, all"
+        "name",
+        metavar="NAME",
+        help="main, imbalance, synthetic, timing, allocation, gains, robust, cut, frontier, adult, all",
     )
     parser.add_argument(
         "--preset",

@@ -11,11 +11,11 @@ without shortcuts, and the result is rounded to multiples of 2⁻¹⁰, which hi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
-from numba import njit
 from scipy.special import ndtri
 from torch import Tensor
 
@@ -36,7 +36,7 @@ def dead_leaves(count: int, shape: Sequence[int], *, seed: int) -> Tensor:
     for start in range(0, count, _GROUP):
         some = images[start : start + _GROUP]
         draws = random.random((len(some), _LEAVES, _NUMBERS + channels))
-        _fall(_leaves(draws[..., :_NUMBERS], height, width), _colours(draws[..., _NUMBERS - 1 :]), some)
+        _compiled_fall()(_leaves(draws[..., :_NUMBERS], height, width), _colours(draws[..., _NUMBERS - 1 :]), some)
         some += _texture(random, some.shape)
     images /= images.std(axis=(1, 2, 3), keepdims=True)
     return torch.from_numpy((np.round(images / _STEP) * _STEP).astype(np.float32))
@@ -62,7 +62,13 @@ def _colours(draws: np.ndarray) -> np.ndarray:
     return _LIGHT * normal[..., :1] + _COLOUR * normal[..., 1:]
 
 
-@njit(nogil=True)  # no fastmath: the same numbers everywhere
+@lru_cache(maxsize=1)
+def _compiled_fall() -> Callable[..., None]:
+    from numba import njit  # late: whoever has no images needs no compiler
+
+    return njit(nogil=True)(_fall)  # no fastmath: the same numbers everywhere
+
+
 def _fall(leaves: np.ndarray, colours: np.ndarray, images: np.ndarray) -> None:
     count, channels, height, width = images.shape
     fine = np.empty((channels, _FINER * height, _FINER * width))

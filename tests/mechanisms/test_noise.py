@@ -214,7 +214,8 @@ PUBLIC = {
     "training/augment.py": {"torch.randint("},  # views, from the generator that is passed in
     "models/build.py": {"torch.manual_seed("},  # initial weights, from the public seed
     "models/frozen.py": {"torch.Generator(", "torch.randn("},  # made-up records: do rows depend on each other?
-    "models/scattering.py": {"torch.Generator(", "torch.randn("},  # random images that fix the features
+    "models/dead_leaves.py": {"np.random.PCG64", "random.random("},  # made-up images that fix the features
+    "models/leaf_filters.py": {"np.random.PCG64", "random.random("},  # patches of those images
     "experiments/models.py": {"torch.Generator(", "torch.randn(", "torch.randint("},  # made-up inputs for a table
     "seeding.py": {  # the public streams, the views' generator and the global ones
         "np.random.PCG64DXSM", "torch.Generator(", "torch.manual_seed(", "np.random.seed", "random.seed(",

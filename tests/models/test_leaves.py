@@ -24,6 +24,7 @@ def cache(tmp_path_factory):
 def own_cache(cache, monkeypatch):
     """Kept while these tests last: fitting takes seconds."""
     monkeypatch.setenv("CORDS_DP_CACHE", str(cache))
+    monkeypatch.setattr(leaves, "_LEAVES", {"scattering": 30, "filters": 60})
     leaves._whitenings.cache_clear()
     yield cache
     leaves._whitenings.cache_clear()
