@@ -11,23 +11,20 @@ an image that is not finite becomes NaN and contributes nothing.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from cords_dp.files import cache_folder, replacing
 from cords_dp.models.dead_leaves import dead_leaves
 from cords_dp.models.frozen import unit_mean_square
 from cords_dp.models.leaf_filters import CHANNELS, COUNT, SIDE, contrast_patches, leaf_filters
 from cords_dp.models.scattering import compile_scattering, scattering_maps
-from cords_dp.models.whitening import POWER, Whitening, whitening
+from cords_dp.models.whitening import POWER, Whitening, remembered_whitening
 
 _VERSION = 1  # of what is computed here: part of the names of files that hold it
 _SCALE = 16  # pixels that an image's shorter side is brought to, about, before patches are looked at
@@ -137,29 +134,13 @@ def _whitenings(shape: tuple[int, ...], mirrored: bool) -> tuple[Whitening, ...]
 
 
 def _whitening(family: str, shape: tuple[int, ...], mirrored: bool) -> Whitening:
-    """From dead leaves, or from where it was kept: it takes some seconds, and a prediction should not."""
-    folder = cache_folder("features")
-    words = [family, f"v{_VERSION}", POWER, "x".join(map(str, shape)), "mirrored" if mirrored else "plain"]
-    path = None if folder is None else folder / ("-".join(map(str, words)) + ".npz")
-    if path is not None and (kept := _kept(path)) is not None:
-        return kept
-    images = dead_leaves(_LEAVES[family], shape, seed=_SEED)
-    white = whitening(torch.cat([_FAMILIES[family](part, mirrored) for part in images.split(_AT_A_TIME * 16)]))
-    if path is not None:
-        with contextlib.suppress(OSError), replacing(path) as temporary, temporary.open("wb") as file:
-            np.savez(file, mean=white.mean.numpy(), matrix=white.matrix.numpy())
-    return white
+    def maps() -> Tensor:
+        images = dead_leaves(_LEAVES[family], shape, seed=_SEED)
+        return torch.cat([_FAMILIES[family](part, mirrored) for part in images.split(_AT_A_TIME * 16)])
 
-
-def _kept(path: Any) -> Whitening | None:
-    """A file that is no whitening is made again. A wrong one costs accuracy only: rows stay rows of one image."""
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            mean, matrix = (torch.from_numpy(stored[key]) for key in ("mean", "matrix"))
-    except Exception:  # numpy raises many kinds for what it did not write
-        return None
-    known = mean.dtype == matrix.dtype == torch.float32 and matrix.shape == (len(mean), len(mean))
-    return Whitening(mean, matrix) if known else None
+    size, kind = "x".join(map(str, shape)), "mirrored" if mirrored else "plain"
+    channels = 81 * shape[0] if family == "scattering" else 2 * COUNT
+    return remembered_whitening(f"leaves-{_VERSION}-{POWER}-{family}-{size}-{kind}", channels, maps)
 
 
 def readable(shape: Sequence[int]) -> bool:

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from cords_dp.models.dead_leaves import dead_leaves
 from cords_dp.models.heads import LinearHead
-from cords_dp.models.whitening import POWER, Whitening, whitening
+from cords_dp.models.whitening import POWER, Whitening, remembered_whitening
 
 _BATCH = 256
 _PRIOR_IMAGES = 500
@@ -86,8 +86,11 @@ def _kymatio(height: int, width: int, device: str) -> Any:
 
 @lru_cache(maxsize=4)
 def _prior(shape: tuple[int, ...]) -> Whitening:
-    images = dead_leaves(_PRIOR_IMAGES, shape, seed=0)
-    return whitening(torch.cat([scattering_maps(part, shape) for part in images.split(_BATCH)]))
+    def maps() -> Tensor:
+        images = dead_leaves(_PRIOR_IMAGES, shape, seed=0)
+        return torch.cat([scattering_maps(part, shape) for part in images.split(_BATCH)])
+
+    return remembered_whitening(f"scattering-{POWER}-{'x'.join(map(str, shape))}", 81 * shape[0], maps)
 
 
 class ScatterLinear(LinearHead):

@@ -103,10 +103,14 @@ def test_whitening_is_kept_and_a_forged_file_is_made_again(own_cache):
     assert len(files) == 2
     leaves._whitenings.cache_clear()
     assert torch.equal(Leaves(SHAPE)(images), rows)
-    files[0].write_bytes(b"no whitening")
-    np.savez(files[1], mean=np.zeros(3, np.float32), matrix=np.zeros((2, 2), np.float32))
-    leaves._whitenings.cache_clear()
-    torch.testing.assert_close(Leaves(SHAPE)(images), rows)
+    for mean, matrix in FORGED:
+        np.savez(files[1], mean=np.float32(mean), matrix=np.float32(matrix))
+        files[0].write_bytes(b"no whitening")
+        leaves._whitenings.cache_clear()
+        torch.testing.assert_close(Leaves(SHAPE)(images), rows)
+
+
+FORGED = [(0.0, 0.0), (np.zeros(1), np.ones((1, 1))), (np.zeros(1600), np.full((1600, 1600), np.nan))]
 
 
 def test_names_and_shapes_that_have_no_leaves_are_refused():
