@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
+from cords_dp import TrainClassifier, config_for
 from cords_dp.errors import ConfigError
 from cords_dp.models import build_model, leaf_filters, leaves
 from cords_dp.models.backbones import build_features
@@ -129,3 +131,24 @@ def test_a_head_on_leaves_reads_images_and_ready_features():
     torch.nn.init.normal_(model.linear.weight)
     torch.testing.assert_close(model(images), model(ready))
     assert model.input_norm == pytest.approx(ready.norm(dim=1).max().item(), rel=1e-4)
+
+
+def test_the_preset_of_cifar100_trains_on_images_of_its_shape(tmp_path):
+    """No registry has CIFAR-100: made-up images of its shape and its hundred classes take its place."""
+    images, labels = dead_leaves(160, (3, 32, 32), seed=4), torch.arange(160) % 100
+    sets = [TensorDataset(images[part], labels[part]) for part in (slice(100), slice(100, 130), slice(130, 160))]
+    config = config_for(
+        "cifar100",
+        "GLISTERDP",
+        dss_args=dict(fraction=0.5, select_every=1),
+        privacy=dict(epsilon=8.0, delta=1e-3),
+        model=dict(feature_cache=False),
+        train_args=dict(num_epochs=2, device="cpu", results_dir=str(tmp_path)),
+        ckpt=dict(is_save=False, dir=str(tmp_path)),
+    )
+    config["dataset"]["name"] = "custom"
+    trainer = TrainClassifier(config)
+    trainer.train(trainset=sets[0], validset=sets[1], testset=sets[2], num_cls=100)
+    assert trainer.model.linear.weight.shape == (100, 14176)
+    assert torch.isfinite(trainer.model.linear.weight).all()
+    assert trainer.spent().epsilon <= 8

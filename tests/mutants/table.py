@@ -1054,7 +1054,28 @@ _LOOPS = [
 
 FEATURES, FOLDER, PREDICT = "models/test_features.py::", "datasets/test_folder.py::", "test_predict.py::"
 
+LEAVES = "models/test_leaves.py::"
+
 _FROZEN = [
+    _mutant(
+        "leaves-centred-by-batch", "features of leaves are centred by the mean of the images in a batch",
+        "models/leaves.py",
+        ("rows = unit_mean_square(white(family(numbers, self.mirrored)))",
+         "rows = unit_mean_square((m := white(family(numbers, self.mirrored))) - m.mean(dim=0))"),
+        LEAVES + "test_a_row_is_a_function_of_its_image",
+    ),
+    _mutant(
+        "leaves-longer-than-said", "rows of leaves are longer than the head believes",
+        "models/leaves.py",
+        ("(self.feature_shape[0] / len(_FAMILIES) / rows.shape[1]) ** 0.5", "(self.feature_shape[0] / rows.shape[1])"),
+        LEAVES + "test_no_row_is_longer_than_the_head_believes",
+    ),
+    _mutant(
+        "leaves-hide-bad-images", "an image that is not finite has finite features",
+        "models/leaves.py",
+        ("torch.where(finite, torch.cat(parts, dim=1), torch.nan)", "torch.nan_to_num(torch.cat(parts, dim=1), nan=1.0)"),
+        LEAVES + "test_a_row_is_a_function_of_its_image",
+    ),
     _mutant(
         "backbone-in-train-mode", "BatchNorm of a frozen backbone uses and keeps the statistics of each batch",
         "models/frozen.py",
