@@ -62,7 +62,7 @@ _EMBEDDED: dict[str, Any] = {**_OWN, "dataset": {"type": None}, "privacy": {"max
 _IMAGES: dict[str, Any] = {
     **_EMBEDDED,
     "dss_args": {"select_every": 3},
-    "model": {"architecture": "LinearHead", "features": "scattering"},
+    "model": {"architecture": "LinearHead", "features": "leaves"},
 }
 _PHOTOGRAPHS: dict[str, Any] = {
     **_SCATTERING,

@@ -1073,7 +1073,8 @@ _FROZEN = [
     _mutant(
         "leaves-hide-bad-images", "an image that is not finite has finite features",
         "models/leaves.py",
-        ("torch.where(finite, torch.cat(parts, dim=1), torch.nan)", "torch.nan_to_num(torch.cat(parts, dim=1), nan=1.0)"),
+        ("torch.where(finite, torch.cat(parts, dim=1), torch.nan)",
+         "torch.nan_to_num(torch.cat(parts, dim=1), nan=1.0)"),
         LEAVES + "test_a_row_is_a_function_of_its_image",
     ),
     _mutant(
