@@ -65,7 +65,7 @@ def _over_budget(folder: Path, name: str, title: str) -> list[Path]:
     """Accuracy over ε: one panel for each dataset, with the published figures (published.csv) as crosses."""
     frame, published = (pd.read_csv(folder / file) for file in ("runs.csv", "published.csv"))
     datasets = list(frame["dataset"].unique())
-    figure, axes = plt.subplots(1, len(datasets), figsize=(5.6 * len(datasets), 4.2), squeeze=False)
+    figure, axes = plt.subplots(1, len(datasets), figsize=(5.6 * len(datasets), 4.8), squeeze=False)
     figure.set_layout_engine("constrained")
     figure.suptitle(_wrapped(title, len(datasets)))
     for axis, dataset in zip(axes[0], datasets, strict=True):
@@ -79,7 +79,7 @@ def _over_budget(folder: Path, name: str, title: str) -> list[Path]:
         axis.set_xticks(budgets, [f"{budget:g}" for budget in budgets])
         axis.minorticks_off()
         tidy_axis(axis)
-        axis.legend(frameon=False, fontsize=7)
+        axis.legend(frameon=False, fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.16))
     return _finish(figure, folder / name)
 
 

@@ -16,12 +16,13 @@ from dotmap import DotMap
 from cords_dp.cli import main
 from cords_dp.errors import ConfigError, ResultsError
 from cords_dp.experiments.catalogue import EXPERIMENTS, METHODS, PRESETS, Choice, experiment_jobs
-from cords_dp.experiments.paper import FRACTIONS, imbalance_table
+from cords_dp.experiments.paper import FRACTIONS, imbalance_table, published_frontier
 from cords_dp.report.figures import draw
 from cords_dp.report.page import write_page
 from cords_dp.report.tables import (
     accuracy_tables,
     aligned,
+    frontier_tables,
     mean_table,
     paired_differences,
     paper_comparison,
@@ -43,6 +44,24 @@ def made_up_runs(r=None):
                 row |= {"train_seconds": 2.0, "selection_seconds": 1.0, "config_hash": f"{method}{k}{seed}"}
                 rows.append(row | ({} if r is None else {"split": r}))
     return pd.DataFrame(rows)
+
+
+def test_the_frontier_stands_beside_what_is_published(tmp_path):
+    runs = made_up_runs().query("method == 'FullDP'").assign(dataset="cifar10")
+    runs = pd.concat([runs, runs.assign(budget=5.0)])
+    table = frontier_tables(runs, published_frontier())["cifar10"].set_index("method")
+    assert list(table.columns) == [*(f"ε = {e}" for e in (1, 2, 3, 4, 5, 8)), "seconds"]
+    assert table.loc["FullDP", "ε = 5"] == table.loc["FullDP", "ε = 3"] != ""
+    assert (table.loc["FullDP", "ε = 1"], table.loc["FullDP", "seconds"]) == ("", "2")
+    assert table.loc["scattering, CNN, reproduced in 2024", "ε = 8"] == "72.4"
+    runs.to_csv(tmp_path / "runs.csv", index=False)
+    published_frontier().to_csv(tmp_path / "published.csv", index=False)
+    assert [path.name for path in draw("over_budget", tmp_path, "frontier", "title")] == [
+        "frontier.png",
+        "frontier.svg",
+    ]
+    write_page(tmp_path, tmp_path / "page.html")
+    assert "reproduced in 2024" in (tmp_path / "page.html").read_text()
 
 
 # --- the catalogue -------------------------------------------------------------------------------------------
