@@ -1,10 +1,11 @@
-"""Scattering features: kymatio against ours, idle and beside a busy process, in one run.
+"""Features of images: kymatio's scattering against ours, and leaves, idle and beside a busy process, in one run.
 
     python benchmarks/features.py [--images 4096] [--json FILE]
 
 Each line is a median of three. "beside": another process keeps one core busy meanwhile. kymatio has its default
 settings: as many threads in each operation as there are cores, 256 images at a time. Ours includes everything that
-`with_features` does: whitening, conversion to half precision, writing.
+`with_features` does: whitening, conversion to half precision, writing. ``leaves:mirrored`` is two scatterings and two
+banks of filters for each image.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ import numpy as np
 import torch
 
 from cords_dp.datasets.arrays import ArrayDataset
-from cords_dp.datasets.features import with_features
+from cords_dp.datasets.features import Transform, with_features
+from cords_dp.models.leaves import Leaves
 from cords_dp.models.scattering import Scattering, compile_scattering
 
 _SHAPES = {"CIFAR-10": (3, 32, 32), "MNIST": (1, 28, 28)}
@@ -43,10 +45,13 @@ def main() -> None:
         start = time.perf_counter()
         compile_scattering(*shape[1:])
         compiling = time.perf_counter() - start
+        mirrored = Leaves(shape, mirrored=True)
+        mirrored(images[:2].float())  # its whitening, once on a machine
         for busy in (False, True):
             with _busy_process() if busy else contextlib.nullcontext():
                 kymatio = _rate(lambda: _by_kymatio(images), args.images)  # noqa: B023
-                ours = _rate(lambda: _by_us(images), args.images)  # noqa: B023
+                ours = _rate(lambda: _by_us(images, Scattering(shape)), args.images)  # noqa: B023
+                leaves = _rate(lambda: _by_us(images, mirrored), args.images)  # noqa: B023
             rows.append(
                 {
                     "images": name,
@@ -55,6 +60,8 @@ def main() -> None:
                     "ours_per_second": round(ours),
                     "ratio": round(ours / kymatio, 2),
                     "seconds_for_60000": round(60_000 / ours, 1),
+                    "leaves_mirrored_per_second": round(leaves),
+                    "leaves_mirrored_seconds_for_60000": round(60_000 / leaves, 1),
                     "compiling_seconds": round(compiling, 1),
                 }
             )
@@ -80,11 +87,10 @@ def _by_kymatio(images: torch.Tensor) -> None:
         transform(part.float() / 255)
 
 
-def _by_us(images: torch.Tensor) -> None:
-    shape = tuple(images.shape[1:])
+def _by_us(images: torch.Tensor, transform: Transform) -> None:
     dataset = ArrayDataset(images.numpy(), np.zeros(len(images), dtype=np.int64))
     with tempfile.TemporaryDirectory() as folder:
-        with_features(dataset, Scattering(shape), Path(folder), progress=False)
+        with_features(dataset, transform, Path(folder), progress=False)
 
 
 @contextlib.contextmanager
