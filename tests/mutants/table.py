@@ -275,6 +275,21 @@ _HALF_ROWS = [
         ("rows.weighted_sum(clipped)", "rows.weighted_sum(r)"),
         "training/test_stored_rows.py::test_no_record_contributes_more_than_the_clip_norm",
     ),
+    _mutant(
+        "stored-rows-summed-in-float32", "stored rows are added up in float32: a record moves the rounding of others",
+        "half_rows.py",
+        ("sums = np.empty((classes, _SUMMED_COLUMNS), np.float64)",
+         "sums = np.empty((classes, _SUMMED_COLUMNS), np.float32)"),
+        "training/test_stored_rows.py::"
+        "test_without_a_record_the_sum_of_many_aligned_ones_is_at_most_the_clip_norm_away",
+    ),
+    _mutant(
+        "biases-summed-in-float32", "biases of a head on stored rows are added up in float32", "half_rows.py",
+        ("block.sum(dim=0) for block in weights.double().split(_SUMMED_ROWS)",
+         "block.sum(dim=0).double() for block in weights.split(_SUMMED_ROWS)"),
+        "training/test_stored_rows.py::"
+        "test_without_a_record_the_sum_of_many_aligned_ones_is_at_most_the_clip_norm_away",
+    ),
 ]  # fmt: skip
 
 _BOOKKEEPING = [
