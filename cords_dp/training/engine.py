@@ -15,9 +15,10 @@ caller before the step.
 
 What one record moves the *sum* by includes the rounding of every other record's part, which may fall differently
 without it. On stored rows (float32 linear heads on half-precision features) that is proved as well: without a record
-the sum, as it is in memory before its noise, is at most C away, for batches of up to `PROVED_BATCH` records. Proof: it
-errs by at most e = `half_rows.sum_error(B)` of B·C, with the record and without; a clipped part is rounded once, by 2⁻²⁴;
-the slack is 2⁻²¹ at least, so that C·(1 + 2⁻²⁴)/(1 + slack) + 2·e·B·C ≤ C.
+the sum, as it is in memory before its noise, is at most C away, for batches of up to `PROVED_BATCH` records. Proof: the
+parts of others are the same numbers, bit for bit (this is tested, for it rests on torch's kernels); their sum errs by
+at most e = `half_rows.sum_error(B)` of B·C, with the record and without; a clipped part is rounded once, by 2⁻²⁴; the
+slack is 2⁻²¹ at least, so that C·(1 + 2⁻²⁴)/(1 + slack) + 2·e·B·C ≤ C.
 
 Not proved: in all other modes, the rounding of float32 while the parts of one piece are added up.
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from cords_dp.half_rows import sum_error
+from cords_dp.half_rows import HalfRows, sum_error
 from cords_dp.mechanisms.clipping import rounding_slack
 from cords_dp.models.heads import LinearHead
 from cords_dp.training.engine import PROVED_BATCH, PrivateEngine
@@ -80,6 +80,18 @@ def test_without_a_record_the_sum_of_many_aligned_ones_is_at_most_the_clip_norm_
         numbers = torch.rand(16_384, 1, generator=torch.Generator().manual_seed(seed))
         x, y = (scale * (1 + numbers)).half(), torch.zeros(16_384, dtype=torch.int64)
         assert float((sum_before_noise(x, y) - sum_before_noise(x[1:], y[1:])).norm()) <= CLIP
+
+
+@pytest.mark.parametrize("dropped", [1, 2, 3, 70])
+def test_a_record_s_part_is_the_same_number_whoever_else_is_in_the_batch(monkeypatch, dropped):
+    """Kernels that take several records at once could round a record by its place, and thousands would add up."""
+    parts = []
+    real = HalfRows.weighted_sum
+    monkeypatch.setattr(HalfRows, "weighted_sum", lambda rows, weights: parts.append(weights) or real(rows, weights))
+    x, y = records(1003)
+    clipped_sum(x, y)
+    clipped_sum(x[dropped:], y[dropped:])
+    assert torch.equal(parts[0][dropped:], parts[1])
 
 
 def test_the_slack_has_room_for_the_rounding_of_the_largest_batch():
