@@ -885,9 +885,30 @@ _LEAKS = [
     ),
     _mutant(
         "labels-by-row", "a published subset of a folder tells labels by the order of its files",
-        "training/run.py",
-        ('if run.subset.publish_subset and run.section("dataset").get("name") == "folder":', "if False:"),
+        "datasets/published.py",
+        ('_SORTED_BY_CLASS = {"folder", "tinyimagenet"}', "_SORTED_BY_CLASS = set()"),
         "experiments/test_run.py::test_a_subset_of_a_folder_by_class_is_not_published",
+    ),
+    _mutant(
+        "labels-by-imbalance", "published rows tell labels where D is what an imbalance has left of a published set",
+        "datasets/published.py",
+        ('    if feature_of(section) in ("classimb", "mildimb"):\n        return "feature"\n', ""),
+        "experiments/test_run.py::test_rows_of_records_that_were_kept_for_what_they_hold_are_not_published",
+    ),
+    _mutant(
+        "values-by-cut", "published rows tell a column of records where D was cut by it", "datasets/published.py",
+        ('("cut_classes", "cut_column")', '("cut_classes",)'),
+        "experiments/test_run.py::test_rows_of_records_that_were_kept_for_what_they_hold_are_not_published",
+    ),
+    _mutant(
+        "telling-rows-published", "whether rows tell labels is not asked before work starts", "training/run.py",
+        ('        refuse_telling_rows(run.section("dataset"))\n', "        pass\n"),
+        "experiments/test_run.py::test_rows_of_records_that_were_kept_for_what_they_hold_are_not_published",
+    ),
+    _mutant(
+        "telling-rows-on-request", "a trainer tells rows that tell labels", "datasets/rows.py",
+        ("    refuse_telling_rows(section)\n", ""),
+        "experiments/test_run.py::test_a_trainer_does_not_tell_such_rows_either",
     ),
 ]  # fmt: skip
 
