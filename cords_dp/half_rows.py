@@ -7,8 +7,11 @@ multiply, each time through memory; here a piece of a row is converted in the ne
 Formal guarantee: the length that is given for a row is never less than the length of the stored numbers, and at most
 0.002 % more: half-precision numbers and their squares are exact in float32, sums of 512 of them err by 512 · 2⁻²⁴ at
 most, which is added, and those sums are added in float64. A row that holds NaN or infinity has infinite length, and
-NaN for products. A weighted sum with float32 weights adds up 64 rows in float32 and those sums in float64: it errs by
-at most 66 · 2⁻²⁴ of the sum of all sizes, however many rows there are.
+NaN for products. A weighted sum of B rows is in float64 throughout: with float32 weights every product is exact (24 and
+11 digits of 53), and no number passes through more than 256 + B/256 + threads additions (and one for the block that is
+not full), each of which errs by 2⁻⁵³. So the sum errs by at most `sum_error(B)` of the sum of the sizes of its parts,
+whichever rows are left out or however they fall into blocks. In float32 it was 66 · 2⁻²⁴, which times thousands of
+records that pull in one direction was more than clipping leaves room for.
 """
 
 from __future__ import annotations
@@ -27,7 +30,10 @@ from numba import njit
 from torch import Tensor
 
 _COLUMNS = 512  # of the weights of ten classes, as many as the nearest cache holds
-_ROWS = 64  # that go over such a piece of the weights before the next one, and that are added up in float32
+_ROWS = 64  # that go over such a piece of the weights before the next one
+_SUMMED_COLUMNS = 384  # of ten sums in float64, as many as the nearest cache holds
+_SUMMED_ROWS = 256  # that are added up in that cache before their sum goes out to memory
+_MOST_THREADS = 1024
 _GROUP = 5  # classes at a time: with two or four rows beside them all sums stay in registers
 _NOT_FINITE = np.float32(2.0**16)  # what infinity and NaN become at least; finite halves are below
 _TOO_LARGE = np.float32(2.0**32)
@@ -82,7 +88,7 @@ class HalfRows:
         return torch.from_numpy(result[:, :classes]), torch.from_numpy(np.sqrt(squares * _ROUNDING))
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        """``weightsᵀ · rows`` in float64. Rows that are not finite must have weight zero."""
+        """``weightsᵀ · rows`` in float64, to `sum_error`. Rows that are not finite must have weight zero."""
         classes, matrix = weights.shape[1], _in_groups(weights.T)
         parts = [np.zeros((matrix.shape[1], self.shape[1])) for _ in range(_workers(self))]
         _side_by_side(
@@ -91,6 +97,17 @@ class HalfRows:
         for more in parts[1:]:
             parts[0] += more
         return torch.from_numpy(parts[0][:classes])
+
+    @staticmethod
+    def plain_sum(weights: Tensor) -> Tensor:
+        """The sum of the weights in float64, by blocks, so that `sum_error` holds in whatever order torch adds."""
+        return torch.stack([block.sum(dim=0) for block in weights.double().split(_SUMMED_ROWS)]).sum(dim=0)
+
+
+def sum_error(rows: int) -> float:
+    """How far `HalfRows.weighted_sum` is off at most, as a share of the sum of its parts' sizes; float32 weights."""
+    additions = _SUMMED_ROWS + rows / _SUMMED_ROWS + 1 + _MOST_THREADS
+    return 1.01 * additions * 2.0**-53  # a hundredth for terms of second order
 
 
 def _in_groups(rows: Tensor) -> np.ndarray:
@@ -118,7 +135,8 @@ def torch_on_one_thread() -> Iterator[None]:
 
 
 def _workers(rows: HalfRows) -> int:
-    return max(1, min(_allowed or torch.get_num_threads(), rows.shape[0] * rows.shape[1] // _MIN_WORK, rows.shape[0]))
+    work = rows.shape[0] * rows.shape[1] // _MIN_WORK
+    return max(1, min(_allowed or torch.get_num_threads(), work, rows.shape[0], _MOST_THREADS))
 
 
 def _side_by_side(rows: HalfRows, function: Callable[[slice, int], Any]) -> None:
@@ -222,16 +240,16 @@ def _multiply(x: np.ndarray, weight: np.ndarray, start: int, size: int, sums: np
 
 @_compiled
 def _weighted_sum(bits: np.ndarray, rows: np.ndarray, weights: np.ndarray, out: np.ndarray) -> None:
-    """A block of rows is added up in the weights' precision, in the nearest cache; blocks in float64."""
+    """A block of rows is added up in the nearest cache, in float64 as all of them are."""
     classes, width = out.shape
-    four = np.zeros((4, _COLUMNS), np.int32)
+    four = np.zeros((4, _SUMMED_COLUMNS), np.int32)
     x = four.view(np.float32)
-    f = np.zeros((4, classes), weights.dtype)
-    sums = np.empty((classes, _COLUMNS), weights.dtype)
-    for block in range(0, len(rows), _ROWS):
-        end = min(block + _ROWS, len(rows))
-        for start in range(0, width, _COLUMNS):
-            size = min(_COLUMNS, width - start)
+    f = np.zeros((4, classes), np.float64)
+    sums = np.empty((classes, _SUMMED_COLUMNS), np.float64)
+    for block in range(0, len(rows), _SUMMED_ROWS):
+        end = min(block + _SUMMED_ROWS, len(rows))
+        for start in range(0, width, _SUMMED_COLUMNS):
+            size = min(_SUMMED_COLUMNS, width - start)
             sums[:] = 0
             for first in range(block, end, 4):
                 kept = min(4, end - first)
@@ -243,7 +261,7 @@ def _weighted_sum(bits: np.ndarray, rows: np.ndarray, weights: np.ndarray, out: 
             for c in range(classes):
                 total, more = out[c, start : start + size], sums[c]
                 for k in range(size):
-                    total[k] += np.float64(more[k])
+                    total[k] += more[k]
 
 
 @_compiled

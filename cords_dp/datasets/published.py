@@ -40,6 +40,7 @@ DATASETS: dict[str, DatasetInfo] = {
 _ALIASES = {"sklearn-digits": "digits"}
 # Sets that CORDS reads with fixed constants.
 _CORDS_IMAGE_SETS = {"fashion-mnist", "svhn", "kmnist", "stl10", "emnist"}
+_SORTED_BY_CLASS = {"folder", "tinyimagenet"}
 _HAND_OVER = (
     "hand over records that are scaled by public constants: "
     "TrainClassifier(cfg).train(trainset=..., validset=..., testset=..., num_cls=...)"
@@ -170,6 +171,33 @@ def known_sizes(cfg: Mapping[str, Any]) -> tuple[int, int] | None:
 
 def feature_of(section: Mapping[str, Any]) -> str:
     return section.get("feature") or "dss"
+
+
+def refuse_telling_rows(section: Mapping[str, Any]) -> None:
+    """Refuse to publish rows of records whose row tells what nobody paid for: their labels, or a column of theirs.
+
+    Elsewhere rows depend on the number of records and the seed alone, so that a row in D says nothing of its record.
+    """
+    if section.get("name") in _SORTED_BY_CLASS:
+        why = (
+            "images in a folder are named and ordered by their class, so a published subset would tell labels that "
+            "nobody paid for; store them as arrays (dataset.name='arrays'), in an order that tells nothing"
+        )
+    elif (key := _cut_by(section)) is not None:
+        why = (
+            f"dataset.{key} = {section[key]!r} keeps records in D for what they hold, so published rows would tell "
+            "labels or values that nobody paid for; leave that key out, or publish no subset"
+        )
+    else:
+        return
+    raise ConfigError("dss_args.publish_subset", True, why)
+
+
+def _cut_by(section: Mapping[str, Any]) -> str | None:
+    """The key by which records are left out of D for what they hold."""
+    if feature_of(section) in ("classimb", "mildimb"):
+        return "feature"
+    return next((key for key in ("cut_classes", "cut_column") if section.get(key)), None)
 
 
 def _text_sets() -> Mapping[str, Any]:

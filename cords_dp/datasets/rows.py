@@ -1,7 +1,8 @@
 """Which rows of a file, of arrays or of a published set the records of a training set are.
 
 A run splits records by a permutation, so the number of a record in D says nothing to anybody else. Rows depend on the
-number of records and on the seed alone (on labels too where an imbalance is made, which defines the data of a study).
+number of records and on the seed alone. Where they depend on labels or values, because an imbalance is made for a
+study or files are sorted by class, they are not told.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset, Subset
 
-from cords_dp.datasets.build import DATASETS, dataset_name
+from cords_dp.datasets.published import DATASETS, dataset_name, refuse_telling_rows
 from cords_dp.datasets.shards import Guard, Part
 
 
@@ -33,6 +34,7 @@ def rows_of(dataset: Dataset) -> np.ndarray | None:
 def described_rows(config: Mapping[str, Any], rows: np.ndarray | None, picked: list[int]) -> dict[str, Any]:
     """Some records of D by their rows, and a sentence that says which rows these are."""
     name, section = dataset_name(config), config["dataset"]
+    refuse_telling_rows(section)
     if rows is None:
         return {"records": "numbers in the training set as this run has split it, from 0", "rows": sorted(picked)}
     numbers = rows[picked]

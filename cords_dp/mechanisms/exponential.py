@@ -24,13 +24,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from numbers import Integral
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from cords_dp.errors import MechanismError
 
-_SPARE = 16  # proposals beyond the expected: a second round is rare
+_SECOND_ROUND = 1e-9  # the chance, at most, that proposals do not suffice
 
 
 def _logits(scores: ArrayLike, epsilon0: float, sensitivity: float) -> np.ndarray:
@@ -41,8 +42,16 @@ def _logits(scores: ArrayLike, epsilon0: float, sensitivity: float) -> np.ndarra
     scores = np.asarray(scores, dtype=np.float64)
     if scores.ndim != 1:
         raise MechanismError(f"scores must be a vector, got shape {scores.shape}")
-    scores = np.where(np.isfinite(scores), scores, 0.0)
-    return scores * (epsilon0 / (2.0 * sensitivity))
+    return _finite_or_zero(scores) * (epsilon0 / (2.0 * sensitivity))
+
+
+def _finite_or_zero(scores: np.ndarray) -> np.ndarray:
+    return np.where(np.isfinite(scores), scores, 0.0)
+
+
+def bounded_scores(scores: ArrayLike, bound: float) -> np.ndarray:
+    """Scores in [−bound, bound]. One that is not finite is 0, a null record's: clipped first, infinity would win."""
+    return np.clip(_finite_or_zero(np.asarray(scores, dtype=np.float64)), -bound, bound)
 
 
 def pick_probabilities(scores: ArrayLike, *, epsilon0: float, sensitivity: float) -> np.ndarray:
@@ -57,8 +66,7 @@ def gumbel_top_m(
 ) -> np.ndarray:
     """Pick m distinct indices, in the order that sequential picks would give them."""
     logits = _logits(scores, epsilon0, sensitivity)
-    if not 0 <= m <= logits.size:
-        raise MechanismError(f"cannot pick {m} of {logits.size} records without replacement")
+    check_size(m, logits.size)
     noisy = logits + rng.gumbel(size=logits.size)
     if m < logits.size:
         top = np.argpartition(noisy, logits.size - m)[logits.size - m :]
@@ -79,23 +87,28 @@ def proposed_picks(
 ) -> np.ndarray:
     """Pick m distinct indices below n as `gumbel_top_m` does, by the scores of those that are proposed alone.
 
-    ``score_of(indices)``: scores of some records, which stand still and lie in [−bound, bound].
+    ``score_of(indices)``: scores of some records, which stand still and are brought into [−bound, bound].
 
     Proof that the law is that of sequential picks: proposals are independent and uniform, and each is accepted with
     chance exp(ε₀(u − bound)/2Δ) ≤ 1, whatever was proposed before. So the first accepted proposal outside of a set of
-    records is record e with probability proportional to exp(ε₀ u_e/2Δ) among the others: the next pick. How many
-    proposals that takes depends on the scores and is not released; time is not part of the guarantee. A coin of 53 bits
-    moves a chance by 2⁻⁵³.
+    records is record e with probability proportional to exp(ε₀ u_e/2Δ) among the others: the next pick. A coin of 53
+    bits moves a chance by 2⁻⁵³.
+
+    How many scores are read follows from public numbers and coins (`enough_proposals`), unless these do not suffice,
+    with a chance of at most 10⁻⁹ at the worst scores. Then more are proposed: the law stays what it is.
     """
-    if not 0 <= m <= n:
-        raise MechanismError(f"cannot pick {m} of {n} records without replacement")
+    check_size(m, n)
+    if not (math.isfinite(bound) and bound >= 0):
+        raise MechanismError(f"scores need a finite bound of at least 0, not {bound!r}")
     (highest,) = _logits([bound], epsilon0, sensitivity)
     picked = np.zeros(0, dtype=np.int64)
     while len(picked) < m:
-        missing = expected_proposals(n - len(picked), m - len(picked), bound, epsilon0, sensitivity)
-        proposed = rng.integers(0, n, size=math.ceil(missing * n / (n - len(picked))) + _SPARE)
+        missing = m - len(picked)
+        proposed = rng.integers(0, n, size=enough_proposals(n, m, missing, bound, epsilon0, sensitivity))
         records, places = np.unique(proposed, return_inverse=True)
-        scores = np.clip(np.asarray(score_of(records), dtype=np.float64), -bound, bound)
+        scores = bounded_scores(score_of(records), bound)
+        if scores.shape != records.shape:
+            raise MechanismError(f"scores of {len(records)} records were asked for, and have shape {scores.shape}")
         chances = np.exp(_logits(scores, epsilon0, sensitivity) - highest)[places]
         accepted = np.concatenate([picked, proposed[rng.random(len(proposed)) < chances]])
         _, first = np.unique(accepted, return_index=True)
@@ -103,9 +116,25 @@ def proposed_picks(
     return picked
 
 
-def expected_proposals(n: int, m: int, bound: float, epsilon0: float, sensitivity: float) -> float:
-    """How many proposals m picks of n take at most, on average: a public number."""
-    return m * n / max(n - m, 1) * math.exp(min(epsilon0 * bound / sensitivity, 700.0))
+def enough_proposals(n: int, m: int, missing: int, bound: float, epsilon0: float, sensitivity: float) -> int:
+    """Proposals that give the last ``missing`` of m picks of n but with a chance of `_SECOND_ROUND`, whatever the
+    scores are. With ``missing`` = m a public number.
+
+    Proof: a proposal is accepted with chance exp(−ε₀·bound/Δ) at least, and is not among the fewer than m that were
+    picked with chance (n − m + 1)/n at least: together p. By Bernstein's inequality T proposals give fewer than Tp − t
+    picks with a chance of at most exp(−t²/2(Tp(1 − p) + t/3)), which is what is asked for at Tp = missing + t below.
+    """
+    p = math.exp(-min(epsilon0 * bound / sensitivity, 600.0)) * (n - m + 1) / n
+    log_chance = -math.log(_SECOND_ROUND)
+    half = log_chance * (4 / 3 - p)
+    t = half + math.sqrt(half**2 + 2 * log_chance * missing * (1 - p))
+    return math.ceil((missing + t) / p)
+
+
+def check_size(size: int, records: int) -> None:
+    """Refuse what is no number of distinct records."""
+    if not (isinstance(size, Integral) and not isinstance(size, bool) and 0 <= size <= records):
+        raise MechanismError(f"cannot pick {size!r} of {records} records without replacement")
 
 
 class ScoreFreeze:

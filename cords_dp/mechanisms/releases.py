@@ -9,7 +9,7 @@ import numpy as np
 from cords_dp.accounting import Event, GumbelFreeze, PoissonGaussian
 from cords_dp.distributed import World
 from cords_dp.errors import MechanismError
-from cords_dp.mechanisms.exponential import ScoreFreeze, expected_proposals, proposed_picks
+from cords_dp.mechanisms.exponential import ScoreFreeze, bounded_scores, check_size, enough_proposals, proposed_picks
 from cords_dp.mechanisms.gaussian import finite_sum, gaussian_release
 from cords_dp.mechanisms.quantile import tail_histogram, tails_from
 from cords_dp.planning.mechanism import Release
@@ -58,6 +58,7 @@ class Releases:
 
     def picks(self, name: str, scores: np.ndarray, size: int) -> np.ndarray:
         """``size`` distinct positions by the exponential mechanism, in one freeze of the scores."""
+        check_size(size, len(scores))  # before it is counted
         if self._noiseless:
             self._refuse_parts()
             return np.argsort(-np.asarray(scores), kind="stable")[:size]
@@ -72,8 +73,9 @@ class Releases:
 
         The law is the same.
         """
+        check_size(size, count)
         if not self.reads_few(name, count, size, bound=bound):
-            return self.picks(name, score_of(np.arange(count)), size)
+            return self.picks(name, bounded_scores(score_of(np.arange(count)), bound), size)
         release, epsilon0 = self._charged_picks(name, size)
         return proposed_picks(
             score_of,
@@ -90,7 +92,7 @@ class Releases:
         release = None if self._noiseless else self._get(name)
         if release is None or release.epsilon0 is None or count < _MANY:
             return False
-        return 2 * expected_proposals(count, size, bound, release.epsilon0, release.sensitivity) <= count
+        return 2 * enough_proposals(count, size, size, bound, release.epsilon0, release.sensitivity) <= count
 
     def _charged_picks(self, name: str, size: int) -> tuple[Release, float]:
         """The release, charged and counted, and its ε₀."""
@@ -139,7 +141,7 @@ class Releases:
         if release.name not in self._left:
             self._charge(release.dataset, release.phase, release.event)
             self._left[release.name] = release.event.count
-        if draws > self._left[release.name]:
+        if not 0 <= draws <= self._left[release.name]:  # so said, it refuses NaN; a negative number would add draws
             raise MechanismError(
                 f"release {release.name!r} was declared {release.event.count} times for one selection and has been "
                 "drawn as often; declare more in the mechanism's releases()"

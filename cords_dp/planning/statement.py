@@ -185,12 +185,15 @@ def _validation_sentence(plan: PrivacyPlan) -> str:
 def _published_sentence(plan: PrivacyPlan) -> str:
     if not plan.subset.publish_subset:
         return ""
+    public = (
+        "That a record has its row number and that it is in D is taken as public: in a file that is sorted by its "
+        "labels, or from which records were left out for their labels, row numbers tell labels."
+    )
     if not plan.shape.rounds:
-        return "subset.json, drawn without looking at the records; by itself it tells nothing about them."
+        return f"subset.json, drawn without looking at the records; the draw tells nothing about them. {public}"
     return (
         "subset.json, one of the outputs that the guarantee covers. Subset and model together cost what D costs in "
-        "total. That a record has its row number is taken as public: in a file that is sorted by its labels, row "
-        "numbers tell labels."
+        f"total. {public}"
     )
 
 

@@ -53,6 +53,7 @@ from cords_dp.config.settings import PrivacySettings, SubsetSettings
 from cords_dp.config.values import flag, one_of, whole
 from cords_dp.errors import AccountingError, ConfigError
 from cords_dp.late import late_module
+from cords_dp.mechanisms.exponential import bounded_scores
 from cords_dp.mechanisms.releases import Releases
 from cords_dp.planning.mechanism import Mechanism, Release, SelectionNoise
 from cords_dp.planning.schedule import Sizes
@@ -346,7 +347,7 @@ class ExponentialSelector:
             score = get_score(self.mechanism.score)
             scores = bound * score_records(score, gradients.with_unit_inputs(), torch.zeros_like(v))
         # Rounding must not carry a score past the bound that the sensitivity rests on.
-        return np.clip(scores.double().cpu().numpy(), -bound, bound)
+        return bounded_scores(scores.double().cpu().numpy(), bound)
 
     # -- the validation gradient --------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ from cords_dp.datasets.published import (
     holds_images,
     known_sizes,
     public_facts,
+    refuse_telling_rows,
 )
 from cords_dp.datasets.sources import find_source
 from cords_dp.distributed import current_world, local_rank
@@ -260,13 +261,8 @@ def _check_publishing(run: Run) -> None:
             "the pool of this strategy is secret state of the training mechanism (or all records); to publish a subset "
             f"use RandomDP, or GLISTERDP with one of the mechanisms {paid}",
         )
-    if run.subset.publish_subset and run.section("dataset").get("name") == "folder":
-        raise ConfigError(
-            "dss_args.publish_subset",
-            True,
-            "images in a folder are named and ordered by their class, so a published subset would tell labels that "
-            "nobody paid for; store them as arrays (dataset.name='arrays'), in an order that tells nothing",
-        )
+    if run.subset.publish_subset:
+        refuse_telling_rows(run.section("dataset"))
 
 
 def _with_defaults(config: Mapping[str, Any], strategy: Strategy, subset: SubsetSettings) -> Mapping[str, Any]:

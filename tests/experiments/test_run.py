@@ -10,6 +10,7 @@ import pytest
 from cords_dp.cli import main
 from cords_dp.errors import ConfigError
 from cords_dp.experiments.run import RunResult, run_and_hand_over, run_experiment
+from cords_dp.training.run import resolve
 
 
 def test_a_statement_never_stays_beside_another_run_s_model(make_config, tmp_path):
@@ -87,3 +88,33 @@ def test_a_subset_of_a_folder_by_class_is_not_published(make_config, tmp_path):
     config["dss_args"]["publish_subset"] = True
     with pytest.raises(ConfigError, match="tell labels"):
         run_experiment(config, tmp_path / "run", progress=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "cut"),
+    [
+        ("digits", {"feature": "mildimb"}),
+        ("digits", {"feature": "classimb", "classimb_ratio": 0.5}),
+        ("digits", {"feature": "classimb", "classimb_ratio": 0.5, "balanced_validation": True}),
+        ("digits", {"feature": "shift", "cut_classes": [1, 3], "cut_share": 0.05}),
+        ("uci_adult", {"cut_column": "sex", "cut_values": ["Female"], "cut_share": 0.05}),
+    ],
+)
+def test_rows_of_records_that_were_kept_for_what_they_hold_are_not_published(make_config, tmp_path, name, cut):
+    """Where nine tenths of a class are left out, a row of the published set that is in D is hardly of that class."""
+    config = make_config("RandomDP", name, dataset={**cut, "datadir": str(tmp_path)})
+    resolve(config, plan=False)  # without publishing all is well
+    config["dss_args"]["publish_subset"] = True
+    with pytest.raises(ConfigError, match="tell"):
+        resolve(config, plan=False)
+
+
+def test_a_trainer_does_not_tell_such_rows_either(train):
+    trainer = train("RandomDP", dataset={"feature": "mildimb"})
+    with pytest.raises(ConfigError, match="tell"):
+        trainer.published_rows()
+
+
+def test_the_statement_says_what_is_taken_as_public_of_published_rows(make_config, tmp_path):
+    run_experiment(make_config("RandomDP", dss_args={"publish_subset": True}), tmp_path, progress=False)
+    assert "that it is in D is taken as public" in (tmp_path / "privacy.md").read_text()

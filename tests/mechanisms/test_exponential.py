@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from laws import law_holds, max_log_ratio, sequential_law
+from scipy import stats
 
 from cords_dp.errors import MechanismError
 from cords_dp.mechanisms import ScoreFreeze, gumbel_top_m, pick_probabilities, proposed_picks
-from cords_dp.mechanisms.exponential import expected_proposals
+from cords_dp.mechanisms import exponential as module
+from cords_dp.mechanisms.exponential import enough_proposals
 
 SCORES = np.array([0.9, -0.6, 0.1, -1.0, 0.4, 0.0])
 EPSILON0, SENSITIVITY = 4.0, 1.0
@@ -28,7 +30,10 @@ def test_law_of_up_to_three_picks():
     assert law_holds(sampler, SCORES, LOGITS)
 
 
-def proposing(scores, m, rng, epsilon0=EPSILON0):
+FEWER = 2.0  # ε₀ for proposals: hundreds of them for a draw, instead of thousands
+
+
+def proposing(scores, m, rng, epsilon0=FEWER):
     return proposed_picks(
         lambda at: scores[at], len(scores), m, bound=1.0, epsilon0=epsilon0, sensitivity=SENSITIVITY, rng=rng
     )
@@ -36,11 +41,72 @@ def proposing(scores, m, rng, epsilon0=EPSILON0):
 
 def test_proposed_picks_have_the_same_law():
     """χ² over all ordered outcomes, for m = 1, 2, 3 of six: more is picked twice here than of many records."""
-    assert law_holds(proposing, SCORES, LOGITS)
+    assert law_holds(proposing, SCORES, FEWER * SCORES / (2 * SENSITIVITY), draws=100_000)
 
 
 def test_mutant_proposals_with_another_epsilon_are_caught():
-    assert not law_holds(lambda *a: proposing(*a, epsilon0=1.05 * EPSILON0), SCORES, LOGITS)
+    logits = FEWER * SCORES / (2 * SENSITIVITY)
+    assert not law_holds(lambda *a: proposing(*a, epsilon0=1.1 * FEWER), SCORES, logits, draws=100_000)
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 4])
+def test_picks_of_many_rounds_of_proposals_have_the_same_law(monkeypatch, at_once):
+    """Whoever was picked in a round before stays picked, in that place."""
+    monkeypatch.setattr(module, "enough_proposals", lambda *_: at_once)
+    scores = SCORES[:5]
+
+    def one_draw(scores, m, rng):
+        rounds = iter(range(10_000))
+
+        def score_of(at):
+            assert next(rounds, None) is not None, "picks of earlier rounds are forgotten: there is no end"
+            return scores[at]
+
+        return proposed_picks(score_of, len(scores), m, bound=1.0, epsilon0=2.0, sensitivity=SENSITIVITY, rng=rng)
+
+    assert law_holds(one_draw, scores, 2.0 * scores / (2 * SENSITIVITY), draws=8_000)
+
+
+@pytest.mark.parametrize("n", [4_096, 45_000])
+@pytest.mark.parametrize("share", [0.0, 0.007, 0.1, 0.3])
+@pytest.mark.parametrize("epsilon0", [0.0, 0.01, 0.3, 2.0])
+def test_a_second_round_is_as_rare_as_promised(n, share, epsilon0):
+    """Against the exact tail, at the worst scores and with nearly all picks made: a surplus too small, or too large."""
+    m = max(1, int(share * n))
+    proposals = enough_proposals(n, m, m, 1.0, epsilon0, 1.0)
+    chance = np.exp(-epsilon0) * (n - m + 1) / n
+    assert stats.binom.cdf(m - 1, proposals, chance) <= 1e-9
+    assert proposals <= (m + 8 * np.sqrt(m * (1 - chance)) + 60) / chance
+
+
+def test_how_many_scores_are_read_does_not_depend_on_them():
+    read = []
+    for value in (-1.0, 0.0, 1.0):
+        asked = []
+        proposed_picks(
+            lambda at, asked=asked, value=value: asked.append(at) or np.full(len(at), value),
+            50_000, 500, bound=1.0, epsilon0=0.5, sensitivity=1.0, rng=np.random.default_rng(0),
+        )  # fmt: skip
+        (only,) = asked
+        read.append(only)
+    assert np.array_equal(read[0], read[1])
+    assert np.array_equal(read[0], read[2])
+
+
+def test_a_score_that_is_not_finite_is_that_of_a_null_record_for_proposals_too():
+    """Clipped first, +inf would be the best score there is; both ways of picking give it 0."""
+    odd, null = np.array([np.inf, -np.inf, np.nan, 0.8]), np.array([0.0, 0.0, 0.0, 0.8])
+    assert law_holds(proposing, odd, FEWER * null / (2 * SENSITIVITY), m=2, draws=8_000)
+    assert law_holds(sampler, odd, EPSILON0 * null / (2 * SENSITIVITY), m=2, draws=8_000)
+
+
+def test_scores_of_another_shape_or_without_a_bound_are_refused():
+    wrong = {"epsilon0": 1.0, "sensitivity": 1.0, "rng": np.random.default_rng(0)}
+    with pytest.raises(MechanismError, match="asked for"):
+        proposed_picks(lambda at: np.zeros(1 + len(at)), 10, 2, bound=1.0, **wrong)
+    for bound in (np.inf, np.nan, -1.0):
+        with pytest.raises(MechanismError, match="bound"):
+            proposed_picks(lambda at: np.zeros(len(at)), 10, 2, bound=bound, **wrong)
 
 
 def test_proposed_picks_ask_for_few_scores_and_give_what_was_wanted():
@@ -54,7 +120,8 @@ def test_proposed_picks_ask_for_few_scores_and_give_what_was_wanted():
         score_of, 100_000, 500, bound=1.0, epsilon0=0.2, sensitivity=1.0, rng=np.random.default_rng(0)
     )
     assert len(picked) == len(np.unique(picked)) == 500
-    assert sum(asked) <= 2 * expected_proposals(100_000, 500, 1.0, 0.2, 1.0)
+    assert len(asked) == 1
+    assert sum(asked) <= enough_proposals(100_000, 500, 500, 1.0, 0.2, 1.0) < 1.5 * 500 * np.exp(0.2)
 
 
 def test_proposed_picks_can_take_every_record():
@@ -165,7 +232,7 @@ def test_a_freeze_draws_once():
         freeze.draw(1, np.random.default_rng(0))
 
 
-@pytest.mark.parametrize("m", [-1, 7])
+@pytest.mark.parametrize("m", [-1, 7, np.nan, 2.0, True, None])
 def test_impossible_numbers_of_picks_are_refused(m):
     with pytest.raises(MechanismError, match="cannot pick"):
         sampler(SCORES, m, np.random.default_rng(0))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -41,6 +43,41 @@ def test_a_charge_comes_before_the_first_score_and_picks_are_counted():
     assert happened.count("charged") == 1
     with pytest.raises(MechanismError, match="drawn as often"):
         drawing.few_picks("picks", scores_noted(happened), MANY, 1, bound=1.0)
+
+
+@pytest.mark.parametrize("size", [-100, np.nan, -np.inf, 1.5, True, None, MANY + 1])
+@pytest.mark.parametrize("few", [True, False])
+def test_a_draw_that_is_refused_adds_none(size, few):
+    """−100 picks were taken off the counter before they were refused, and NaN made every later comparison false."""
+    happened = []
+    drawing = releases(happened)
+    few_picks = partial(drawing.few_picks, "picks", scores_noted(happened), MANY, bound=1.0)
+    picks = partial(drawing.picks, "picks", np.zeros(MANY))
+    with pytest.raises(MechanismError, match="cannot pick"):
+        (few_picks if few else picks)(size=size)
+    assert happened == [], "nothing was drawn, charged or looked at"
+    few_picks(size=30)
+    with pytest.raises(MechanismError, match="drawn as often"):
+        few_picks(size=1)
+
+
+@pytest.mark.parametrize("draws", [-1, -100, np.nan, 31, np.inf])
+def test_the_counter_itself_takes_no_number_that_would_raise_it(draws):
+    drawing = releases([])
+    with pytest.raises(MechanismError, match="drawn as often"):
+        drawing._count(drawing._get("picks"), draws)
+    drawing.picks("picks", np.zeros(100), 30)
+    with pytest.raises(MechanismError, match="drawn as often"):
+        drawing.picks("picks", np.zeros(100), 1)
+
+
+def test_scores_out_of_bounds_count_the_same_whether_few_or_all_are_read():
+    """A million times the bound would be picked for certain, among few records as among many."""
+    for count in (100, MANY):
+        odd = np.zeros(count)
+        odd[0] = 1e6
+        (first,) = releases([]).few_picks("picks", lambda at, odd=odd: odd[at], count, 1, bound=1.0)
+        assert first != 0
 
 
 @pytest.mark.parametrize(

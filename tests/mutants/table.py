@@ -275,6 +275,21 @@ _HALF_ROWS = [
         ("rows.weighted_sum(clipped)", "rows.weighted_sum(r)"),
         "training/test_stored_rows.py::test_no_record_contributes_more_than_the_clip_norm",
     ),
+    _mutant(
+        "stored-rows-summed-in-float32", "stored rows are added up in float32: a record moves the rounding of others",
+        "half_rows.py",
+        ("sums = np.empty((classes, _SUMMED_COLUMNS), np.float64)",
+         "sums = np.empty((classes, _SUMMED_COLUMNS), np.float32)"),
+        "training/test_stored_rows.py::"
+        "test_without_a_record_the_sum_of_many_aligned_ones_is_at_most_the_clip_norm_away",
+    ),
+    _mutant(
+        "biases-summed-in-float32", "biases of a head on stored rows are added up in float32", "half_rows.py",
+        ("block.sum(dim=0) for block in weights.double().split(_SUMMED_ROWS)",
+         "block.sum(dim=0).double() for block in weights.split(_SUMMED_ROWS)"),
+        "training/test_stored_rows.py::"
+        "test_without_a_record_the_sum_of_many_aligned_ones_is_at_most_the_clip_norm_away",
+    ),
 ]  # fmt: skip
 
 _BOOKKEEPING = [
@@ -473,6 +488,45 @@ _SELECTION = [
         "every-proposal-accepted", "proposed records are picked whatever their score", "mechanisms/exponential.py",
         ("rng.random(len(proposed)) < chances", "rng.random(len(proposed)) < 1"),
         PICKS + "test_proposed_picks_have_the_same_law",
+    ),
+    _mutant(
+        "earlier-rounds-forgotten", "a second round of proposals forgets what the first has picked",
+        "mechanisms/exponential.py",
+        ("np.concatenate([picked, proposed[rng.random(len(proposed)) < chances]])",
+         "proposed[rng.random(len(proposed)) < chances]"),
+        PICKS + "test_picks_of_many_rounds_of_proposals_have_the_same_law",
+    ),
+    _mutant(
+        "infinity-is-the-best", "scores are clipped before those that are not finite become null",
+        "mechanisms/exponential.py",
+        ("np.clip(_finite_or_zero(np.asarray(scores, dtype=np.float64)), -bound, bound)",
+         "_finite_or_zero(np.clip(np.asarray(scores, dtype=np.float64), -bound, bound))"),
+        PICKS + "test_a_score_that_is_not_finite_is_that_of_a_null_record_for_proposals_too",
+    ),
+    _mutant(
+        "infinity-is-the-best-gain", "a selection clips gains before those that are not finite become null",
+        "selection/exponential.py",
+        ("bounded_scores(scores.double().cpu().numpy(), bound)",
+         "np.clip(scores.double().cpu().numpy(), -bound, bound)"),
+        GLISTER + "test_a_gain_that_is_not_finite_is_that_of_a_null_record",
+    ),
+    _mutant(
+        "scores-read-by-scores", "without a surplus of proposals the scores decide how many of them are read",
+        "mechanisms/exponential.py",
+        ("math.ceil((missing + t) / p)", "math.ceil((missing + 16) / p)"),
+        PICKS + "test_a_second_round_is_as_rare_as_promised",
+    ),
+    _mutant(
+        "negative-draws", "a counter takes negative numbers of draws, which add some, and NaN, which never ends",
+        "mechanisms/releases.py",
+        ("if not 0 <= draws <= self._left[release.name]:", "if draws > self._left[release.name]:"),
+        "mechanisms/test_few_picks.py::test_the_counter_itself_takes_no_number_that_would_raise_it",
+    ),
+    _mutant(
+        "sizes-checked-too-late", "picks are counted before anybody asks whether they are a number",
+        "mechanisms/releases.py",
+        ("        check_size(size, count)\n", ""),
+        "mechanisms/test_few_picks.py::test_a_draw_that_is_refused_adds_none",
     ),
     _mutant(
         "proposals-not-charged", "picks by proposals cost nothing", "mechanisms/releases.py",
@@ -870,9 +924,30 @@ _LEAKS = [
     ),
     _mutant(
         "labels-by-row", "a published subset of a folder tells labels by the order of its files",
-        "training/run.py",
-        ('if run.subset.publish_subset and run.section("dataset").get("name") == "folder":', "if False:"),
+        "datasets/published.py",
+        ('_SORTED_BY_CLASS = {"folder", "tinyimagenet"}', "_SORTED_BY_CLASS = set()"),
         "experiments/test_run.py::test_a_subset_of_a_folder_by_class_is_not_published",
+    ),
+    _mutant(
+        "labels-by-imbalance", "published rows tell labels where D is what an imbalance has left of a published set",
+        "datasets/published.py",
+        ('    if feature_of(section) in ("classimb", "mildimb"):\n        return "feature"\n', ""),
+        "experiments/test_run.py::test_rows_of_records_that_were_kept_for_what_they_hold_are_not_published",
+    ),
+    _mutant(
+        "values-by-cut", "published rows tell a column of records where D was cut by it", "datasets/published.py",
+        ('("cut_classes", "cut_column")', '("cut_classes",)'),
+        "experiments/test_run.py::test_rows_of_records_that_were_kept_for_what_they_hold_are_not_published",
+    ),
+    _mutant(
+        "telling-rows-published", "whether rows tell labels is not asked before work starts", "training/run.py",
+        ('        refuse_telling_rows(run.section("dataset"))\n', "        pass\n"),
+        "experiments/test_run.py::test_rows_of_records_that_were_kept_for_what_they_hold_are_not_published",
+    ),
+    _mutant(
+        "telling-rows-on-request", "a trainer tells rows that tell labels", "datasets/rows.py",
+        ("    refuse_telling_rows(section)\n", ""),
+        "experiments/test_run.py::test_a_trainer_does_not_tell_such_rows_either",
     ),
 ]  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -190,6 +191,15 @@ def test_score_sensitivity_over_zero_out_pairs(seed, record, greedy):
     if greedy == "Frozen":
         assert np.count_nonzero(moved) <= 1
         assert np.abs(scores[0]).max() <= sensitivity + 1e-12
+
+
+def test_a_gain_that_is_not_finite_is_that_of_a_null_record():
+    plan = plan_for(8, 4)
+    selector = selecting_for(plan).selector
+    gains = torch.tensor([np.inf, -np.inf, np.nan, 1e9, -1e9, 0.0])
+    scores = selector._scores(torch.zeros(3, 5), SimpleNamespace(scores=lambda v, clip: gains))
+    bound = plan.privacy.selection_clip * plan.privacy.validation_clip
+    assert scores.tolist() == [0.0, 0.0, 0.0, bound, -bound, 0.0]
 
 
 def test_mutant_frozen_sensitivity_used_with_an_updated_gradient_is_caught():

@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from cords_dp.half_rows import HalfRows, sum_error
+from cords_dp.mechanisms.clipping import rounding_slack
 from cords_dp.models.heads import LinearHead
-from cords_dp.training.engine import PrivateEngine
+from cords_dp.training.engine import PROVED_BATCH, PrivateEngine
 
 CLASSES, LENGTH, CLIP = 3, 700, 0.5
 
@@ -53,6 +55,50 @@ def test_no_record_contributes_more_than_the_clip_norm(scale):
     x, y = records(6, scale)
     for i in range(6):
         assert float(clipped_sum(x[i : i + 1], y[i : i + 1]).double().norm()) <= CLIP
+
+
+class Short(Ready):
+    feature_shape = (1,)  # errors of many numbers would average out
+
+
+def sum_before_noise(x, y):
+    """The clipped sum as it is in memory, in float64."""
+    model = LinearHead(2, Short.input_shape, Short())
+    engine = PrivateEngine(
+        model, torch.optim.SGD(model.parameters(), lr=1.0), nn.CrossEntropyLoss(reduction="none"), sigma=0.0,
+        max_grad_norm=CLIP, batch_size=1, mode="linear",
+    )  # fmt: skip
+    engine._linear_gradients(x, y, torch.ones(len(y)))
+    assert all(total.dtype == torch.float64 for total in engine.optimizer.sums)
+    return torch.cat([total.reshape(-1) for total in engine.optimizer.sums])
+
+
+@pytest.mark.parametrize("scale", [1000.0, 0.01])  # all in the weights, or all in the bias
+def test_without_a_record_the_sum_of_many_aligned_ones_is_at_most_the_clip_norm_away(scale):
+    """Without the first record all others fall into other places of other blocks, and round differently there."""
+    for seed in range(8):
+        numbers = torch.rand(16_384, 1, generator=torch.Generator().manual_seed(seed))
+        x, y = (scale * (1 + numbers)).half(), torch.zeros(16_384, dtype=torch.int64)
+        assert float((sum_before_noise(x, y) - sum_before_noise(x[1:], y[1:])).norm()) <= CLIP
+
+
+@pytest.mark.parametrize("dropped", [1, 2, 3, 70])
+def test_a_record_s_part_is_the_same_number_whoever_else_is_in_the_batch(monkeypatch, dropped):
+    """Kernels that take several records at once could round a record by its place, and thousands would add up."""
+    parts = []
+    real = HalfRows.weighted_sum
+    monkeypatch.setattr(HalfRows, "weighted_sum", lambda rows, weights: parts.append(weights) or real(rows, weights))
+    x, y = records(1003)
+    clipped_sum(x, y)
+    clipped_sum(x[dropped:], y[dropped:])
+    assert torch.equal(parts[0][dropped:], parts[1])
+
+
+def test_the_slack_has_room_for_the_rounding_of_the_largest_batch():
+    """The inequality of the proof, with nothing for the errors of norms, which have an allowance of their own."""
+    for batch in (1, 16_384, PROVED_BATCH):
+        part = (1 + 2.0**-24) / (1 + rounding_slack(0, torch.float32))
+        assert part + 2 * batch * sum_error(batch) <= 1
 
 
 def test_a_record_that_is_not_finite_contributes_nothing():
