@@ -224,6 +224,7 @@ def test_the_model_that_is_handed_back_is_the_user_s_and_saves_plainly():
 
 
 def test_batch_norm_is_replaced_and_the_optimizer_follows():
+    torch.manual_seed(0)  # with a few seeds in a hundred GroupNorm divides by almost nothing, and no mode is exact
     net = nn.Sequential(
         nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 4, 1), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(24, 3)
     )
