@@ -19,14 +19,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from cords_dp.datasets import build_dataset
-from cords_dp.datasets.adult import SCHEMA, fetch_adult
-from cords_dp.datasets.table.schema import Categorical, Numeric, load_schema
-from cords_dp.experiments.catalogue import Choice, experiment_jobs
-from cords_dp.experiments.sweep import run_jobs
-from cords_dp.experiments.workers import LocalWorkers
+from cords_dp.data.build import build_dataset
+from cords_dp.data.sources.adult import SCHEMA, fetch_adult
+from cords_dp.data.sources.table.schema import Categorical, Numeric, load_schema
+from cords_dp.noise.generators import Streams
 from cords_dp.report.tables import mean_std, to_markdown
-from cords_dp.seeding import Streams
+from cords_dp.runs.sweep import run_jobs
+from cords_dp.runs.workers import LocalWorkers
+from cords_dp.studies.catalogue import Choice, experiment_jobs
 
 _OURS = ("GLISTERDP", "FullDP")
 _RANGES = {"fnlwgt": [0, 1_500_000]}  # the peers may use it; ours ignore it

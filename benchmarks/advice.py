@@ -1,4 +1,4 @@
-"""How good is the rule of `cords_dp.planning.advice`, beside what was measured? Reads docs/results/*.csv; no training.
+"""How good is the rule of `cords_dp.planning.budget`, beside what was measured? Reads docs/results/*.csv; no training.
 
 python benchmarks/advice.py [--json FILE]
 
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from cords_dp.planning.advice import ALIKE, UNKNOWN, advise
+from cords_dp.planning.budget import ALIKE, UNKNOWN, advise
 
 RESULTS = Path(__file__).resolve().parent.parent / "docs" / "results"
 TOLERANCE = 0.5

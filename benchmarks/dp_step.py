@@ -6,7 +6,7 @@ Every step runs forward and backward, clips, draws and adds its noise and moves 
 (BatchNorm replaced too, but with torch's own LSTM) without all that. The modes take turns within one run, so that a
 busy machine slows all alike; figures are medians of processor time at one thread, of wall-clock time at several.
 ``ratio`` is samples/s over those of plain SGD, ``memory`` the largest extra memory during a step over that of plain
-SGD, the median of three processes. A mode that is wrong for a model (`modes.try_modes`) is left out with its reason.
+SGD, the median of three processes. A mode that is wrong for a model (`choose.try_modes`) is left out with its reason.
 Where ``fastDP`` can be imported, it takes part.
 """
 
@@ -32,13 +32,13 @@ import torch
 from torch import Tensor, nn
 
 from cords_dp.config.settings import GRADIENT_MODES
-from cords_dp.mechanisms.noise import noise_source, secure_generator
+from cords_dp.cords import cords_models
 from cords_dp.models.convolutional import TanhCNN
+from cords_dp.models.lstm import FrozenVectors
 from cords_dp.models.private import make_private_ready
-from cords_dp.models.text import FrozenVectors
-from cords_dp.toolkit import cords_models
-from cords_dp.training.engine import PlainEngine, PrivateEngine
-from cords_dp.training.modes import try_modes
+from cords_dp.noise.generators import noise_source, secure_generator
+from cords_dp.training.gradients.choose import choose_mode, try_modes
+from cords_dp.training.step import PlainEngine, PrivateEngine
 
 PLAIN = "plain SGD"
 FASTDP = "fastDP"
@@ -151,7 +151,7 @@ def measure(name: str, modes: list[str], repeats: int, threads: int) -> dict[str
         }
         for mode, taken in milliseconds.items()
     }
-    fastest = min(probed, key=probed.__getitem__, default=None)
+    fastest = choose_mode(case.model("private"), *case.inputs(4), CRITERION, modes).name if modes else None
     return {
         "case": name,
         "weights": weights,

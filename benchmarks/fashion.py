@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from cords_dp import config_for
-from cords_dp.experiments.jobs import Job
-from cords_dp.experiments.sweep import run_jobs
-from cords_dp.experiments.workers import LocalWorkers
 from cords_dp.report.tables import mean_table, paired_differences, to_markdown
+from cords_dp.runs.jobs import Job
+from cords_dp.runs.sweep import run_jobs
+from cords_dp.runs.workers import LocalWorkers
 
 FEATURES = ("scattering", "leaves", "leaves:mirrored")
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {

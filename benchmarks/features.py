@@ -25,8 +25,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from cords_dp.datasets.arrays import ArrayDataset
-from cords_dp.datasets.features import Transform, with_features
+from cords_dp.data.arrays import ArrayDataset
+from cords_dp.data.feature_cache import Transform, with_features
 from cords_dp.models.leaves import Leaves
 from cords_dp.models.scattering import Scattering, compile_scattering
 

@@ -23,12 +23,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from cords_dp.datasets.features import FeatureDataset
-from cords_dp.half_rows import torch_on_one_thread
-from cords_dp.mechanisms.clipping import clip_factors, row_norms
-from cords_dp.memory import keep_freed_memory
+from cords_dp.data.feature_cache import FeatureDataset
+from cords_dp.data.half_rows import torch_on_one_thread
 from cords_dp.models.heads import LinearHead
-from cords_dp.training.engine import PrivateEngine
+from cords_dp.noise.clipping import clip_factors, row_norms
+from cords_dp.processes import keep_freed_memory
+from cords_dp.training.step import PrivateEngine
 
 _CLASSES = 10
 _FEATURES = {"MNIST, 3,969 features": (81, 7, 7), "CIFAR-10, 15,552 features": (243, 8, 8)}

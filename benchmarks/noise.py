@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cords_dp.mechanisms.noise import Noise, noise_source, secure_generator
-from cords_dp.training.engine import PrivateEngine
+from cords_dp.noise.generators import Noise, noise_source, secure_generator
+from cords_dp.training.step import PrivateEngine
 
 # name, features of a record, batch: the batch sizes are those that the default configs plan at ε = 3
 CASES = (

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cords_dp.config import load_config
-from cords_dp.memory import keep_freed_memory
+from cords_dp.processes import keep_freed_memory
 
 
 def main() -> None:
@@ -51,8 +51,8 @@ def overhead(config: str, epochs: int) -> dict[str, Any]:
 
         return run
 
-    from cords_dp.dataloaders import poisson
-    from cords_dp.training.engine import PrivateEngine
+    from cords_dp.training import poisson
+    from cords_dp.training.step import PrivateEngine
 
     begun = {}
     PrivateEngine.step = timed("steps", PrivateEngine.step)  # type: ignore[method-assign]

@@ -94,7 +94,7 @@ def row_of(strategy: str, size: int, ranks: list[dict[str, Any]]) -> dict[str, A
 def work(strategy: str, data: Path) -> None:
     """One rank."""
     from cords_dp import TrainClassifier, config_for
-    from cords_dp.distributed import joined_world
+    from cords_dp.processes import joined_world
 
     folder = tempfile.mkdtemp(dir=data.parent)
     config = config_for(

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from selection import _KEYS, Setting, memory_of
 
-from cords_dp.memory import keep_freed_memory
+from cords_dp.processes import keep_freed_memory
 
 
 def main() -> None:

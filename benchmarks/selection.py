@@ -26,12 +26,11 @@ from torch.utils.data import DataLoader
 
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, Ledger
 from cords_dp.config import PrivacySettings, SubsetSettings
-from cords_dp.datasets import ArrayDataset
-from cords_dp.datasets.batches import sequential_batches
-from cords_dp.mechanisms.releases import Releases
-from cords_dp.memory import keep_freed_memory
+from cords_dp.data.arrays import ArrayDataset, sequential_batches
 from cords_dp.planning import build_plan, registered_mechanisms
+from cords_dp.processes import keep_freed_memory
 from cords_dp.selection import Records, SelectionContext
+from cords_dp.selection.releases import Releases
 
 _LOSS = nn.CrossEntropyLoss(reduction="none")
 _INPUTS = 512
@@ -87,7 +86,7 @@ class Setting:
     """D, V, a model, and each way to select."""
 
     def __init__(self, n: int, inputs: int = _INPUTS):
-        from cords_dp.toolkit import cords_models
+        from cords_dp.cords import cords_models
 
         torch.manual_seed(0)
         self.n = n
@@ -138,7 +137,7 @@ class Setting:
     def _cords(self) -> Callable[[], Any]:
         import logging
 
-        from cords_dp.toolkit import GLISTERStrategy
+        from cords_dp.cords import GLISTERStrategy
 
         def loader(data: ArrayDataset) -> DataLoader:
             pairs = torch.utils.data.TensorDataset(data.x, data.all_targets)

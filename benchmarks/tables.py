@@ -42,8 +42,8 @@ def write_table(path: Path, rows: int, columns: int) -> dict[str, Any]:
 
 def measure(path: Path, schema: dict[str, Any], folder: Path) -> dict[str, Any]:
     from cords_dp.config import config_for
-    from cords_dp.datasets import build_dataset
-    from cords_dp.training import TrainClassifier
+    from cords_dp.data.build import build_dataset
+    from cords_dp.training.trainer import TrainClassifier
 
     config = config_for(
         "table",

@@ -15,10 +15,10 @@ from pathlib import Path
 import pandas as pd
 
 from cords_dp import config_for
-from cords_dp.experiments.jobs import Job
-from cords_dp.experiments.sweep import run_jobs
-from cords_dp.experiments.workers import LocalWorkers
 from cords_dp.report.tables import mean_table
+from cords_dp.runs.jobs import Job
+from cords_dp.runs.sweep import run_jobs
+from cords_dp.runs.workers import LocalWorkers
 
 HEADS = {
     "LinearHead, FullDP": ("FullDP", {}, {}, (1.0, 3.0)),

@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cords_dp.config import config_for, load_config
     from cords_dp.errors import CordsDPError
-    from cords_dp.experiments.hpo import HyperParamTuning
-    from cords_dp.experiments.run import run_experiment
-    from cords_dp.experiments.tune import tune
-    from cords_dp.models import register_features, register_model
+    from cords_dp.models.build import register_model
+    from cords_dp.models.features import register_features
+    from cords_dp.models.predict import load_model
     from cords_dp.planning import Mechanism, PrivacyPlan, Release, SelectionNoise, register_mechanism
-    from cords_dp.prediction import load_model
-    from cords_dp.registry import register_strategy
+    from cords_dp.runs.run import run_experiment
     from cords_dp.selection import Pool, register_score
-    from cords_dp.training import TrainClassifier
     from cords_dp.training.loop import FullDPDataLoader, GLISTERDPDataLoader, RandomDPDataLoader
+    from cords_dp.training.strategies import register_strategy
+    from cords_dp.training.trainer import TrainClassifier
+    from cords_dp.tuning.hpo import HyperParamTuning
+    from cords_dp.tuning.tune import tune
 
 __version__ = "0.2.0"
 __all__ = [
@@ -51,24 +52,24 @@ _HOMES = {
     "CordsDPError": "cords_dp.errors",
     "FullDPDataLoader": "cords_dp.training.loop",
     "GLISTERDPDataLoader": "cords_dp.training.loop",
-    "HyperParamTuning": "cords_dp.experiments.hpo",
+    "HyperParamTuning": "cords_dp.tuning.hpo",
     "Mechanism": "cords_dp.planning",
     "Pool": "cords_dp.selection",
     "PrivacyPlan": "cords_dp.planning",
     "RandomDPDataLoader": "cords_dp.training.loop",
     "Release": "cords_dp.planning",
     "SelectionNoise": "cords_dp.planning",
-    "TrainClassifier": "cords_dp.training",
+    "TrainClassifier": "cords_dp.training.trainer",
     "config_for": "cords_dp.config",
     "load_config": "cords_dp.config",
-    "load_model": "cords_dp.prediction",
-    "register_features": "cords_dp.models",
+    "load_model": "cords_dp.models.predict",
+    "register_features": "cords_dp.models.features",
     "register_mechanism": "cords_dp.planning",
-    "register_model": "cords_dp.models",
+    "register_model": "cords_dp.models.build",
     "register_score": "cords_dp.selection",
-    "register_strategy": "cords_dp.registry",
-    "run_experiment": "cords_dp.experiments.run",
-    "tune": "cords_dp.experiments.tune",
+    "register_strategy": "cords_dp.training.strategies",
+    "run_experiment": "cords_dp.runs.run",
+    "tune": "cords_dp.tuning.tune",
 }
 
 

@@ -14,6 +14,11 @@ def shown(value: object) -> str:
     return text if len(text) < 80 else text[:77] + "..."
 
 
+def how_to_install(extra: str) -> str:
+    """Say how an extra is installed. No package index has cords_dp yet, and its name there is anybody's to take."""
+    return f"pip install '.[{extra}]' in the clone of cords_dp, or 'FILE.whl[{extra}]' with its wheel"
+
+
 class CordsDPError(Exception):
     """Base of every error that cords_dp raises on purpose."""
 
@@ -39,7 +44,7 @@ class MissingExtraError(CordsDPError, ImportError):
 
     def __init__(self, what: str, package: str, extra: str):
         self.what, self.package, self.extra = what, package, extra
-        super().__init__(f"{what} needs {package}: pip install 'cords-dp[{extra}]'")
+        super().__init__(f"{what} needs {package}: {how_to_install(extra)}")
 
 
 class DatasetUnavailableError(CordsDPError, RuntimeError):
@@ -64,6 +69,10 @@ class AccountingError(CordsDPError, RuntimeError):
 
 class BudgetExceededError(CordsDPError, RuntimeError):
     """An event was refused because it would exceed the privacy budget."""
+
+
+class StorageError(CordsDPError, OSError):
+    """Nothing more can be written: the disk is full, or a quota is used up."""
 
 
 class LostProcessError(CordsDPError, RuntimeError):

@@ -1,4 +1,4 @@
-"""Packages that only some uses need. Each belongs to an extra: ``pip install 'cords-dp[EXTRA]'``.
+"""Packages that only some uses need. Each belongs to an extra: ``pip install '.[EXTRA]'`` in the clone.
 
 Whoever needs one asks here, so that what is missing is told by name, with the command that installs it, and importing
 `cords_dp` needs none of them.

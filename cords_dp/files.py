@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import re
@@ -35,10 +36,21 @@ def replacing(path: Path) -> Iterator[Path]:
         yield temporary
         sync(temporary)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno and str(error.filename) in ("None", str(temporary)):
+            error.filename, error.filename2 = str(path), None  # a write knows no name, and nobody knows this one
         raise
     sync(path.parent)  # a rename is durable once its folder is
+
+
+def out_of_space(error: BaseException | None) -> OSError | None:
+    """The error itself, or the one that it came from, if it says that a disk is full or a quota used up."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return error
+        error = error.__cause__
+    return None
 
 
 def cache_folder(what: str) -> Path | None:
@@ -55,6 +67,28 @@ def cache_folder(what: str) -> Path | None:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cords_dp" / what
     except RuntimeError:  # nobody's home
         return None
+
+
+@contextmanager
+def caches_in(folder: Path) -> Iterator[None]:
+    """Keep what `cache_folder` is asked for below ``folder`` meanwhile, here and in processes that begin meanwhile."""
+    before = os.environ.get("CORDS_DP_CACHE")
+    if before != "off":
+        os.environ["CORDS_DP_CACHE"] = str(folder)
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("CORDS_DP_CACHE", None)
+        else:
+            os.environ["CORDS_DP_CACHE"] = before
+
+
+def make_owners_folder(path: Path) -> Path:
+    """Make ``path``, or what is there already, a folder that its owner alone can look into."""
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path.chmod(0o700)
+    return path
 
 
 def remove_stale(folder: Path) -> list[Path]:

@@ -10,10 +10,10 @@ from torch import nn
 
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, Ledger
 from cords_dp.config import PrivacySettings, SubsetSettings
-from cords_dp.datasets import ArrayDataset
-from cords_dp.mechanisms.releases import Releases
+from cords_dp.data.arrays import ArrayDataset
 from cords_dp.planning import build_plan, registered_mechanisms
 from cords_dp.selection import Records, SelectionContext
+from cords_dp.selection.releases import Releases
 
 CE = nn.CrossEntropyLoss(reduction="none")
 
@@ -102,5 +102,5 @@ def spy_on_noise(monkeypatch, selecting):
         drawn[side].append((noise_multiplier, sensitivity))
         return total + rng.normal(size=total.shape) * noise_multiplier * sensitivity
 
-    monkeypatch.setattr("cords_dp.mechanisms.releases.gaussian_release", spy)
+    monkeypatch.setattr("cords_dp.selection.releases.gaussian_release", spy)
     return drawn

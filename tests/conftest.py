@@ -60,7 +60,7 @@ def make_config(tmp_path: Path):
 @pytest.fixture
 def train(make_config):
     """Train a small config and return the trainer."""
-    from cords_dp.training import TrainClassifier
+    from cords_dp.training.trainer import TrainClassifier
 
     def run(strategy: str = "RandomDP", **changes: Any):
         data = changes.pop("data", {})

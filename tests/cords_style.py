@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cords_dp import toolkit
+from cords_dp import cords as toolkit
 from cords_dp.config.presets import merge_into
 
 VECTOR_LENGTH = 6

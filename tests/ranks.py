@@ -33,7 +33,7 @@ def config_of(folder: Path, strategy: str, *, data: str = "synthetic", **changes
 
 
 def trained(config: dict[str, Any]) -> dict[str, Any]:
-    from cords_dp.training import TrainClassifier
+    from cords_dp.training.trainer import TrainClassifier
 
     trainer = TrainClassifier(config)
     trainer.show_progress = False
@@ -116,10 +116,10 @@ def refused(folder: Path, size: int) -> dict[str, Any]:
 
 
 def _interrupted(at_epoch: int, how: Any) -> Any:
-    """`PrivateEpochs.train` that comes to an end after two steps of an epoch."""
-    from cords_dp.training.epochs import PrivateEpochs
+    """`PrivateSession.train_epoch` that comes to an end after two steps of an epoch."""
+    from cords_dp.training.session import PrivateSession
 
-    original = PrivateEpochs.train
+    original = PrivateSession.train_epoch
 
     def train(self: Any, epoch: int, after_step: Any) -> Any:
         steps = []
@@ -132,8 +132,8 @@ def _interrupted(at_epoch: int, how: Any) -> Any:
 
         return original(self, epoch, counting)
 
-    PrivateEpochs.train = train  # type: ignore[method-assign]
-    return lambda: setattr(PrivateEpochs, "train", original)
+    PrivateSession.train_epoch = train  # type: ignore[method-assign]
+    return lambda: setattr(PrivateSession, "train_epoch", original)
 
 
 def resumed(folder: Path, size: int) -> dict[str, Any]:
@@ -157,8 +157,8 @@ def resumed(folder: Path, size: int) -> dict[str, Any]:
 def dies(folder: Path, size: int) -> dict[str, Any]:
     """The last rank dies in the second epoch; the others say so, and the ledger has two epochs."""
     from cords_dp.accounting import Ledger
-    from cords_dp.distributed import current_world
     from cords_dp.errors import LostProcessError
+    from cords_dp.processes import current_world
 
     world = current_world()
     if world.rank == world.size - 1:
@@ -182,7 +182,7 @@ CASES = {
 
 
 def main(folder: Path, cases: list[str]) -> None:
-    from cords_dp.distributed import joined_world
+    from cords_dp.processes import joined_world
 
     with joined_world() as world:
         for case in cases:

@@ -8,8 +8,8 @@ import math
 import torch
 from torch import nn
 
-from cords_dp.mechanisms.noise import KEY_BYTES, noise_source, secure_generator
-from cords_dp.training.engine import PrivateEngine
+from cords_dp.noise.generators import KEY_BYTES, noise_source, secure_generator
+from cords_dp.training.step import PrivateEngine
 
 CE = nn.CrossEntropyLoss(reduction="none")
 

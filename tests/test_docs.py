@@ -11,7 +11,10 @@ PAGES = [*(REPOSITORY / name for name in NAMES), *sorted((REPOSITORY / "docs").g
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_no_line_is_over_120_characters(page):
-    assert [line for line in page.read_text().splitlines() if len(line) > 120] == []
+    """Rows of the tables that are made from the code have no line breaks to give."""
+    made = page.name == "configuration.md"
+    lines = [line for line in page.read_text().splitlines() if not (made and line.startswith("|"))]
+    assert [line for line in lines if len(line) > 120] == []
 
 
 def test_the_readme_fits_one_look():

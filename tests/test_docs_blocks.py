@@ -19,11 +19,11 @@ from typing import NamedTuple
 import pytest
 from conftest import REPOSITORY
 
-import cords_dp.models.frozen
+import cords_dp.models.features
 from cords_dp.cli import main, run_main
 from cords_dp.planning.mechanism import unregister_mechanism
-from cords_dp.registry import unregister_strategy
 from cords_dp.selection import scores
+from cords_dp.training.strategies import unregister_strategy
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 BLOCK = re.compile(r"(?:^<!-- (?P<mark>[^\n]*?) -->\n)?^```(?P<kind>\w*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -105,11 +105,11 @@ def run_page(page: Path, *, slow: bool) -> None:
 @pytest.fixture
 def clean_registries():
     """What the pages register is gone afterwards."""
-    features = dict(cords_dp.models.frozen._REGISTERED)
+    features = dict(cords_dp.models.features._REGISTERED)
     known_scores = dict(scores._SCORES)
     yield
-    cords_dp.models.frozen._REGISTERED.clear()
-    cords_dp.models.frozen._REGISTERED.update(features)
+    cords_dp.models.features._REGISTERED.clear()
+    cords_dp.models.features._REGISTERED.update(features)
     scores._SCORES.clear()
     scores._SCORES.update(known_scores)
     unregister_mechanism("balanced")

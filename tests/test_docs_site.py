@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -13,9 +16,9 @@ from conftest import REPOSITORY
 import cords_dp
 from cords_dp.config.keys import KEYS, SOURCE_KEYS, TOP_LEVEL
 from cords_dp.config.settings import CORDS_STRATEGY_KEYS, PrivacySettings
-from cords_dp.experiments.reference import documented_keys, reference
 from cords_dp.planning.mechanism import mechanism_keys
-from cords_dp.training.run import _OWN_KEYS
+from cords_dp.runs.reference import MARK, documented_keys, reference, write_reference
+from cords_dp.training.resolve import _OWN_KEYS
 
 DOCS = REPOSITORY / "docs"
 SITE = yaml.safe_load((REPOSITORY / "mkdocs.yml").read_text())
@@ -76,6 +79,24 @@ def test_the_reference_has_every_key_that_a_config_may_have():
     assert documented_keys() == accepted_keys()
 
 
+def test_the_page_in_a_clone_holds_the_reference_as_it_is():
+    """In a process of its own: other tests register mechanisms. After a change: the command in the page's mark."""
+    page = (DOCS / "configuration.md").read_text()
+    assert page.count(MARK) == 1
+    made = subprocess.run(
+        [sys.executable, "-m", "cords_dp.runs.reference"],
+        capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )  # fmt: skip
+    assert page.partition(MARK)[2] == made.stdout
+
+
+def test_the_reference_is_written_below_the_mark(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(f"# Title\n\n{MARK}old\n")
+    write_reference(page)
+    assert page.read_text() == f"# Title\n\n{MARK}{reference()}"
+
+
 def test_every_key_is_explained():
     """The last cell of a row says what the key is; CORDS' own arguments are explained together."""
     text = reference().split("### CORDS' own keys")
@@ -86,7 +107,7 @@ def test_every_key_is_explained():
 
 def test_the_reference_says_what_the_checks_say():
     text = reference()
-    assert "| `fraction` | `float` | `1.0` | the share of the records to train on in each epoch. |" in text
+    assert "| `fraction` | `float` | `1.0` | the share of the records to train on in each epoch; `FullDP` takes" in text
     assert '| `batch_size` | `"auto"` or a whole number from 1 to 1000000000 |' in text
     assert "| `epsilon` | `float` | must be given |" in text
 

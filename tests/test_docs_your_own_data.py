@@ -42,6 +42,7 @@ def test_every_block_about_tables_runs(tmp_path, monkeypatch):
     assert result["accuracy"] > 0.75
     assert result["epsilon"] <= 1.0
     assert "differentially private" in Path("runs/patients/privacy.md").read_text()
+    assert json.loads(Path("runs/days/result.json").read_text())["r2"] > 0.4
 
 
 def make_photos(folder: Path, rng: np.random.Generator, count: int = 30) -> None:

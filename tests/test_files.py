@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from cords_dp.accounting import ledger
-from cords_dp.files import remove_stale, write_durably
+from cords_dp.files import cache_folder, caches_in, remove_stale, write_durably
 
 
 @pytest.mark.parametrize("content", ["text with ε\n", b"\x00bytes"])
@@ -74,3 +74,16 @@ def test_temporary_files_of_killed_writers_are_removed_and_no_others(tmp_path):
 
 def test_the_old_name_still_works():
     assert ledger.write_durably is write_durably
+
+
+def test_caches_lie_elsewhere_for_a_while_unless_none_are_kept(tmp_path, monkeypatch):
+    for before, meanwhile in ((str(tmp_path / "usual"), tmp_path / "own/noise"), ("off", None)):
+        monkeypatch.setenv("CORDS_DP_CACHE", before)
+        usual = cache_folder("noise")
+        with caches_in(tmp_path / "own"):
+            assert cache_folder("noise") == meanwhile
+        assert cache_folder("noise") == usual
+    monkeypatch.delenv("CORDS_DP_CACHE")
+    with caches_in(tmp_path / "own"):
+        assert cache_folder("noise") == tmp_path / "own/noise"
+    assert "CORDS_DP_CACHE" not in os.environ

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
+import sysconfig
 import textwrap
+from pathlib import Path
 
 import pytest
 import yaml
@@ -14,7 +18,7 @@ from conftest import REPOSITORY
 
 import cords_dp
 from cords_dp.config import load_config
-from cords_dp.errors import ConfigFileError, MissingExtraError
+from cords_dp.errors import ConfigFileError, MissingExtraError, how_to_install
 from cords_dp.extras import need, on_first_use
 
 tomllib = pytest.importorskip("tomllib")  # since Python 3.11
@@ -69,7 +73,7 @@ def test_the_core_needs_no_extra_and_what_needs_one_names_it(tmp_path):
         import cords_dp
         from cords_dp import errors
         from cords_dp.cli import main
-        import cords_dp.report.page, cords_dp.experiments.demo, cords_dp.auditing.audit
+        import cords_dp.report.page, cords_dp.studies.demo, cords_dp.auditing.audit
 
         for name in cords_dp.__all__:
             getattr(cords_dp, name)
@@ -80,10 +84,10 @@ def test_the_core_needs_no_extra_and_what_needs_one_names_it(tmp_path):
         print("TABLE", main(["data", "describe", "t.csv", "--target", "b"]), file=sys.stderr)
         print("RAY", main(["sweep", "--config", "random_dp_digits", "--grid", "train_args.run=1", "--ray"]),
               file=sys.stderr)
-        from cords_dp import toolkit
+        import cords_dp.cords
         from cords.selectionstrategies.SL import craigstrategy
         try:
-            craigstrategy.apricot.FacilityLocationSelection
+            craigstrategy.apricot.FacilityLocationSelection(3)
         except errors.MissingExtraError as error:
             print(error, file=sys.stderr)
         """,
@@ -92,9 +96,9 @@ def test_the_core_needs_no_extra_and_what_needs_one_names_it(tmp_path):
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "run" / "privacy.md").is_file()
     told = result.stderr
-    assert "error: a table needs pyarrow: pip install 'cords-dp[table]'" in told
-    assert "error: running on Ray needs ray: pip install 'cords-dp[ray]'" in told
-    assert "needs apricot: pip install 'cords-dp[submodular]'" in told
+    assert "error: a table needs pyarrow: pip install '.[table]' in the clone" in told
+    assert "error: running on Ray needs ray: pip install '.[ray]' in the clone" in told
+    assert "needs apricot: pip install '.[submodular]' in the clone" in told
     assert "TABLE 2" in told
     assert "RAY 2" in told
 
@@ -125,7 +129,62 @@ def test_the_links_to_the_configs_and_the_package_agree():
 def test_a_module_on_first_use():
     json = on_first_use("json", extra="table", what="a test")
     assert json.loads("[1]") == [1]
-    with pytest.raises(MissingExtraError, match=r"a test needs no_such_package: pip install 'cords-dp\[table\]'"):
+    with pytest.raises(MissingExtraError, match=r"a test needs no_such_package: pip install '\.\[table\]'"):
         _ = on_first_use("no_such_package.inner", extra="table", what="a test").name
     with pytest.raises(MissingExtraError):
         need("no_such_package", extra="table", what="a test")
+
+
+# --- how it is installed until an index has it ------------------------------------------------------------------------
+
+_FROM_AN_INDEX = re.compile(r"pip3? install(?:\s|\\n|[\"',])+(?:-\S+\s+)*['\"`]?cords[-_]dp", re.IGNORECASE)
+_READ_BY_PEOPLE = (
+    "*.md", "*.cff", "*.toml", "Makefile", "docs/*.md", "notebooks/*.ipynb", ".github/**/*.md", "cords_dp/**/*.py",
+    "cords_dp/**/*.html", "tests/**/*.py", "benchmarks/*.py",
+)  # fmt: skip
+
+
+def test_nobody_is_told_to_install_a_name_that_no_index_has():
+    """Whoever takes the name first would run code on the machines of people who came for privacy."""
+    for bad in ("pip install cords-dp", "pip install 'cords_dp[table]'", "pip install\n'cords-dp[text]'"):
+        assert _FROM_AN_INDEX.search(bad), bad
+    told = [
+        path.relative_to(REPOSITORY)
+        for pattern in _READ_BY_PEOPLE
+        for path in REPOSITORY.glob(pattern)
+        if path.name != "test_packaging.py" and _FROM_AN_INDEX.search(path.read_text())
+    ]
+    assert told == []
+    assert not _FROM_AN_INDEX.search(how_to_install("table"))
+
+
+@pytest.mark.slow
+def test_the_wheel_in_a_fresh_environment_trains_the_digits(tmp_path):
+    """Its own files come from the wheel; what it depends on, which takes gigabytes, is lent by this environment."""
+    source = tmp_path / "clone"
+    source.mkdir()
+    shutil.copytree(REPOSITORY / "cords_dp", source / "cords_dp", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE", "Makefile"):
+        shutil.copy(REPOSITORY / name, source)
+
+    def run(*command: str, cwd=tmp_path) -> str:
+        env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    run("make", "wheel", f"PYTHON={shlex.quote(sys.executable)}", cwd=source)
+    (wheel,) = (source / "dist").glob("*.whl")
+    run(sys.executable, "-m", "venv", "--without-pip", "fresh")
+    python = str(tmp_path / "fresh/bin/python")
+    run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", str(wheel))
+    site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+    (site / "lent.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    work = tmp_path / "work"
+    work.mkdir()
+    assert run(python, "-c", "import cords_dp; print(cords_dp.__file__)", cwd=work).startswith(str(tmp_path / "fresh"))
+    fast = ["--set", "train_args.num_epochs=2", "--set", "privacy.accountant=rdp", "--set", "train_args.device=cpu"]
+    command = str(tmp_path / "fresh/bin/cords-dp")
+    told = run(command, "run", "--config", "glister_dp_digits", "--out", "run", "--quiet", *fast, cwd=work)
+    assert "the guarantee" in told
+    assert "differentially private" in (work / "run/privacy.md").read_text()

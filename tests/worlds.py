@@ -60,7 +60,7 @@ def together(monkeypatch, size, work):
             "broadcast": broadcast,
             "broadcast_object_list": broadcast_object_list,
         }.items():
-            patch.setattr(f"cords_dp.distributed.dist.{name}", value)
+            patch.setattr(f"cords_dp.processes.dist.{name}", value)
         ranks = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
         for thread in ranks:
             thread.start()

@@ -1,18 +1,23 @@
 """Accounting: events, composition, calibration, a durable ledger per run, an account over runs. Knows no training."""
 
-from cords_dp.accounting.account import Account, Reservation
+from cords_dp.accounting.account import Account, Reservation, ledger_under
 from cords_dp.accounting.branches import BranchMaximum
 from cords_dp.accounting.calibration import calibrate
-from cords_dp.accounting.composition import ACCOUNTANTS, Bound, advanced_composition, epsilon_bound, renyi_order
+from cords_dp.accounting.composition import (
+    ACCOUNTANTS,
+    Bound,
+    advanced_composition,
+    epsilon_bound,
+    renyi_order,
+    rough_epsilon,
+)
 from cords_dp.accounting.events import Event, register_event
-from cords_dp.accounting.ledger import TRAINING_DATA, VALIDATION_DATA, Entry, Ledger
-from cords_dp.accounting.meaning import MembershipRisk, membership_risk
+from cords_dp.accounting.ledger import TRAINING_DATA, VALIDATION_DATA, Entry, Ledger, Witness
+from cords_dp.accounting.membership_risk import MembershipRisk, membership_risk
 from cords_dp.accounting.picks import ExponentialPicks, GumbelFreeze, gumbel_hockey_stick
 from cords_dp.accounting.poisson_gaussian import PoissonGaussian, gaussian
 from cords_dp.accounting.renyi_filter import RenyiFilter
-from cords_dp.accounting.repeat import RepeatAndSelect, renyi
-from cords_dp.accounting.rough import rough_epsilon
-from cords_dp.accounting.trials import LAWS, TrialLaw
+from cords_dp.accounting.repeat import LAWS, RepeatAndSelect, TrialLaw, renyi
 
 __all__ = [
     "ACCOUNTANTS",
@@ -33,11 +38,13 @@ __all__ = [
     "RepeatAndSelect",
     "Reservation",
     "TrialLaw",
+    "Witness",
     "advanced_composition",
     "calibrate",
     "epsilon_bound",
     "gaussian",
     "gumbel_hockey_stick",
+    "ledger_under",
     "membership_risk",
     "register_event",
     "renyi",

@@ -16,24 +16,29 @@ Formal guarantee. Everything that the runs of one account release together is (�
   advance). Nothing is given back, since when a run stops may depend on what it saw.
 
 What is not covered: runs that use no account or another one, and a file that was deleted or put back from a backup.
+
+What a run holds of an account, and which events a record pays for when several runs read it.
 """
 
 from __future__ import annotations
 
 import datetime
+import secrets
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from cords_dp.accounting.branches import BranchMaximum
 from cords_dp.accounting.composition import epsilon_bound
-from cords_dp.accounting.holding import RESERVED, SETTLED, Holding, larger, paid_events
-from cords_dp.accounting.journal import Journal
-from cords_dp.accounting.ledger import Entry
+from cords_dp.accounting.events import Event
+from cords_dp.accounting.journal import Journal, locked
+from cords_dp.accounting.ledger import Entry, Ledger
 from cords_dp.accounting.renyi_filter import RenyiFilter
 from cords_dp.errors import AccountingError, BudgetExceededError
+from cords_dp.files import write_durably
 
 _VERSION = 1
 _WAIT = 60.0  # seconds for which another process may hold the file
@@ -78,12 +83,19 @@ class Account:
             return cls(Path(path), header["epsilon"], header["delta"], header["adaptive"])
 
     def _begin(self) -> None:
-        header = {"account": _VERSION, "epsilon": self.epsilon, "delta": self.delta, "adaptive": self.adaptive}
+        total = {"epsilon": self.epsilon, "delta": self.delta, "adaptive": self.adaptive}
+        header = {"account": _VERSION, "id": secrets.token_hex(8), **total}
         try:
             Journal.create(self.path, header, wait=_WAIT).close()
         except AccountingError:
             if not self.path.exists():  # otherwise another process was faster
                 raise
+
+    @property
+    def id(self) -> str:
+        """The account's own number, wherever its file lies."""
+        with _opened(self.path) as (_, header, _holdings):
+            return str(header.get("id", self.path.name))
 
     # -- reserve and settle -----------------------------------------------------------------------------
 
@@ -101,7 +113,8 @@ class Account:
                 raise AccountingError(f"run {run} is in the account {self.path.name} with another split of the data")
             entries = larger(held.entries if held else (), planned)
             if held is None or entries != held.entries:
-                wanted = Holding(run, split, _now(), RESERVED, self.adaptive, entries)
+                charged = held.charged if held else ()
+                wanted = Holding(run, split, _now(), RESERVED, self.adaptive, entries, charged)
                 journal.append(self._admitted(holdings, wanted).to_dict())
             elif held.state != RESERVED:
                 journal.append(replace(held, date=_now(), state=RESERVED).to_dict())
@@ -122,15 +135,18 @@ class Account:
         return wanted
 
     def settle(self, run: str, charged: Sequence[Entry]) -> None:
-        """Note what ``run`` charged until it ended; what it reserved beyond that is free again where that is sound."""
+        """Note what ``run`` charged until it ended; what it reserved beyond that is free again where that is sound.
+
+        What it is known to have charged never becomes less: of two ledgers of one run the larger counts.
+        """
         with _opened(self.path) as (journal, _, holdings):
             held = holdings.get(run)
             if held is None:
                 raise AccountingError(f"run {run} has no reservation in the account {self.path.name}")
-            spent, most = larger((), charged), larger(held.entries, charged)
+            spent, most = larger(held.charged, charged), larger(held.entries, charged)
             beyond = most != held.entries
             kept = spent if held.refundable and not beyond else most
-            journal.append(replace(held, date=_now(), state=SETTLED, entries=kept).to_dict())
+            journal.append(replace(held, date=_now(), state=SETTLED, entries=kept, charged=spent).to_dict())
         if beyond:
             raise AccountingError(
                 f"run {run} charged more than it had reserved in the account {self.path.name}; the account counts what "
@@ -204,14 +220,71 @@ class Account:
 
 @dataclass(frozen=True)
 class Reservation:
-    """One run's part of an account."""
+    """One run's part of an account.
+
+    Formal guarantee: under one reservation goes one sequence of charges. The account remembers the head of the run's
+    journal after every record (`witness`, which the run's `Ledger` calls before a charge counts as made). The head
+    names all records before it, and every attempt begins with a random number; so of several copies of a run's folder,
+    made whenever, the first that goes on is known from then on, and a charge to any other is refused. A kill between
+    the record and its witness loses nothing: the last record but one is accepted when the run is resumed.
+    """
 
     account: Account
     run: str
 
+    def witness(self, known_by: tuple[str, ...], head: str) -> None:
+        """Remember that the run's journal has come to ``head``; refuse one that is not known by any of these heads."""
+        mark = self.account.path.with_name(self.account.path.name + ".runs") / self.run
+        with _THREADS, locked(mark, _WAIT):
+            known = mark.read_text() if mark.is_file() else ""
+            if known not in known_by:
+                raise AccountingError(
+                    f"run {self.run} has come further, under the account {self.account.path.name}, than this copy of "
+                    "its folder knows: what it would release on top was not paid for. Resume the folder that went on, "
+                    "or start afresh in another folder"
+                )
+            try:
+                write_durably(mark, head)
+            except OSError as error:
+                raise AccountingError(f"cannot write {mark.name}: {error.strerror or error}") from error
+
     def settle(self, charged: Sequence[Entry]) -> None:
         """Call this with the ledger's entries once the run has ended and its ledger is closed."""
         self.account.settle(self.run, charged)
+
+
+_NOTE = "account"  # in the ledger of a run that is under one
+
+
+def ledger_under(
+    reservation: Reservation | None,
+    path: Path,
+    allowance: tuple[Entry, ...],
+    *,
+    fingerprint: str,
+    name: str,
+    binding: str = "",
+    resume: bool,
+) -> Ledger:
+    """Begin the ledger of a run at ``path``, or continue the one that is there, under the run's reservation if any.
+
+    A run stays under the account that it began under, or under none: only that one knows how far it has come.
+    """
+    witness = None if reservation is None else reservation.witness
+    account = "" if reservation is None else reservation.account.id
+    if not (resume and path.is_file()):
+        ledger = Ledger(allowance, path, fingerprint=fingerprint, binding=binding, id=name, witness=witness)
+        ledger.save()
+        if account:
+            ledger.note(_NOTE, account)
+        return ledger
+    ledger = Ledger.load(path, allowance, fingerprint, binding, witness)
+    if ledger.notes.get(_NOTE, "") != account:
+        ledger.close()
+        raise AccountingError(
+            "the run began under another account of its data, or under none; resume it with the same privacy.account"
+        )
+    return ledger
 
 
 @contextmanager
@@ -231,3 +304,74 @@ def _opened(path: Path) -> Iterator[tuple[Journal, dict[str, Any], dict[str, Hol
 
 def _now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+
+
+RESERVED, SETTLED = "reserved", "settled"
+
+
+@dataclass(frozen=True)
+class Holding:
+    """The planned events of one run or, once it is settled, those that it charged.
+
+    ``refundable``: may the difference be given back? See `account` for when that is sound. ``charged``: what it is
+    known to have charged, which never becomes less.
+    """
+
+    run: str
+    split: str
+    date: str
+    state: str
+    refundable: bool
+    entries: tuple[Entry, ...]
+    charged: tuple[Entry, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        lists = {name: [entry.to_dict() for entry in getattr(self, name)] for name in ("entries", "charged")}
+        return {**self.__dict__, **lists}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Holding:
+        try:
+            lists = {key: tuple(map(Entry.from_dict, data.get(key, ()))) for key in ("entries", "charged")}
+            return cls(**{**data, **lists})
+        except (KeyError, TypeError) as error:
+            raise AccountingError(f"not a holding of an account: {data!r}") from error
+
+    def words(self) -> str:
+        """The events, for people: "D: 40 × poisson_gaussian(sigma=2, rate=0.1)"."""
+        return "; ".join(f"{entry.dataset}: {_words(entry.event)}" for entry in self.entries)
+
+
+def larger(held: Sequence[Entry], wanted: Sequence[Entry]) -> tuple[Entry, ...]:
+    """One entry per dataset, phase and event, with the larger of the two counts."""
+    counts: dict[Entry, int] = {}
+    for entries in (held, wanted):
+        own: dict[Entry, int] = {}
+        for entry in entries:
+            key = replace(entry, event=entry.event.with_count(1))
+            own[key] = own.get(key, 0) + entry.event.count
+        counts.update({key: max(count, counts.get(key, 0)) for key, count in own.items()})
+    return tuple(replace(key, event=key.event.with_count(count)) for key, count in counts.items())
+
+
+def paid_events(holdings: Iterable[Holding]) -> list[Event]:
+    """The events that a record pays for at most, wherever the splits put it.
+
+    Runs of equal ``split`` have a record in D, or in V, for good: it pays for D's events of all of them or for V's.
+    Between runs that do not share a split it may change sides, so each counts with the larger side.
+    """
+    groups: dict[tuple[str, str], list[Entry]] = {}
+    for holding in holdings:
+        key = ("split", holding.split) if holding.split else ("run", holding.run)
+        groups.setdefault(key, []).extend(entry for entry in holding.entries if entry.event.count)
+    events: list[Event] = []
+    for entries in groups.values():
+        datasets = dict.fromkeys(entry.dataset for entry in entries)
+        sides = tuple(tuple(e.event for e in entries if e.dataset == dataset) for dataset in datasets)
+        events.extend(sides[0] if len(sides) == 1 else [BranchMaximum(sides)] if sides else [])
+    return events
+
+
+def _words(event: Event) -> str:
+    values = [f"{name}={value:g}" for name, value in event.parameters().items() if isinstance(value, float)]
+    return f"{event.count} × {event.kind}" + (f"({', '.join(values)})" if values else "")

@@ -7,10 +7,9 @@ from typing import Any, ClassVar
 
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from cords_dp.accounting.composition import composed_pld
+from cords_dp.accounting.composition import composed_pld, rough_pld
 from cords_dp.accounting.events import Event, from_dict, is_count, merge, register_event, to_dict
-from cords_dp.accounting.profiles import directions, pointwise_maximum
-from cords_dp.accounting.rough import rough_pld
+from cords_dp.accounting.pld import directions, pointwise_maximum
 from cords_dp.errors import AccountingError
 
 

@@ -40,15 +40,20 @@ class Journal:
     def __init__(self, path: Path, descriptor: int, lock: FileLock):
         self.path = path
         self._descriptor, self._lock, self._process = descriptor, lock, os.getpid()
-        self._size, self._chain = 0, ""
+        self._size, self._chain, self._before = 0, "", ""
         self._usable = False
+
+    @property
+    def heads(self) -> tuple[str, str]:
+        """The chain of the last record but one, and of the last. They name everything that was ever written."""
+        return self._before, self._chain
 
     # -- open and close ---------------------------------------------------------------------------------
 
     @classmethod
     def create(cls, path: Path, header: dict[str, Any], *, wait: float = 0.0) -> Journal:
         """A new journal whose first record is ``header``. A file that is there already is another's."""
-        lock = _locked(path, wait)
+        lock = locked(path, wait)
         try:
             if path.exists():
                 raise AccountingError(f"another run writes to {path.name} in the same folder; use separate folders")
@@ -68,7 +73,7 @@ class Journal:
     @classmethod
     def open(cls, path: Path, *, wait: float = 0.0) -> Journal:
         """The journal at ``path``. Read `records` to the end before you append."""
-        lock = _locked(path, wait)
+        lock = locked(path, wait)
         try:
             return cls(path, os.open(path, os.O_RDWR), lock)
         except OSError as error:
@@ -104,7 +109,7 @@ class Journal:
         committed = self._committed()
         if end < committed:
             self._damaged(f"{committed} bytes were written to it and {end} are there: its end was cut off")
-        size, chain = 0, ""
+        size, chain, before = 0, "", ""
         with open(self._descriptor, "rb", closefd=False) as file:
             file.seek(0)
             for number, line in enumerate(file, start=1):
@@ -117,14 +122,14 @@ class Journal:
                     break
                 if record is None:
                     self._damaged(f"line {number} was edited, or is missing or damaged")
-                chain, size = record[0], size + len(line) + torn
+                before, chain, size = chain, record[0], size + len(line) + torn
                 yield record[1]
                 if torn:  # only the newline was missing: count the record rather than lose it
                     os.pwrite(self._descriptor, b"\n", size - 1)
                     break
         if size < committed or size == 0:
             self._damaged("its first line does not fit the rest")
-        self._size, self._chain, self._usable = size, chain, True
+        self._size, self._chain, self._before, self._usable = size, chain, before, True
 
     def _committed(self) -> int:
         mark = os.pread(self._descriptor, _MARK_SIZE, 0)
@@ -153,9 +158,11 @@ class Journal:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, self._size)
             if isinstance(error, OSError):
-                raise AccountingError(f"cannot write {self.path.name}: {error.strerror or error}") from error
+                reason = str(error.strerror or error)
+                error.filename = str(self.path)  # a write knows its file by a number
+                raise AccountingError(f"cannot write {self.path.name}: {reason}") from error
             raise
-        self._size, self._chain, self._usable = self._size + len(line), chain, True
+        self._size, self._chain, self._before, self._usable = self._size + len(line), chain, self._chain, True
         with contextlib.suppress(OSError):  # the mark is a lower bound: an older one is not wrong
             os.pwrite(self._descriptor, b"%016d" % self._size, _DIGITS_AT)
 
@@ -202,7 +209,7 @@ def _write_whole(descriptor: int, content: bytes, offset: int) -> None:
         content, offset = content[written:], offset + written
 
 
-def _locked(path: Path, wait: float) -> FileLock:
+def locked(path: Path, wait: float) -> FileLock:
     """The lock of this journal for this process. Journals of one process share it: `append` tells them apart."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path.with_name(path.name + ".lock"), is_singleton=True, thread_local=False)

@@ -8,7 +8,7 @@ what was spent, since the ledger is a file of its own that only grows.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from cords_dp.files import remove_stale, write_durably
 
 __all__ = ["TRAINING_DATA", "VALIDATION_DATA", "Entry", "Ledger", "write_durably"]
 
+Witness = Callable[[tuple[str, ...], str], None]
 TRAINING_DATA = "D"
 VALIDATION_DATA = "V"
 _VERSION = 2
@@ -54,6 +55,9 @@ class Ledger:
 
     A charge costs the same however many came before: one line is appended, and in memory equal charges are counted.
     With ``path = None`` the ledger is in memory only. It can be pickled; a copy does not write to its original's file.
+
+    ``witness`` is told of every record before the charge counts as made: by which chain heads the file may have been
+    known until now, and its head from now on (`account.Reservation`). It refuses a file that is not the one it knows.
     """
 
     allowance: tuple[Entry, ...] | None = None
@@ -62,10 +66,12 @@ class Ledger:
     fingerprint: str = ""
     binding: str = ""
     id: str = field(default_factory=lambda: secrets.token_hex(8))
+    witness: Witness | None = field(default=None, repr=False, compare=False)
     charges: int = field(default=0, init=False)
     selected: dict[str, str] = field(default_factory=dict, init=False)
     prepaid: list[Entry] = field(default_factory=list, init=False)
     begun: int = field(default=0, init=False)
+    notes: dict[str, str] = field(default_factory=dict, init=False)
     _counts: dict[Entry, int] = field(default_factory=dict, init=False, repr=False)
     _spent: dict[tuple[str, Event], int] = field(default_factory=dict, init=False, repr=False)
     _journal: Journal | None = field(default=None, init=False, repr=False, compare=False)
@@ -74,7 +80,7 @@ class Ledger:
         self._planned = _by_event(self.allowance or ())
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_journal": None}
+        return {**self.__dict__, "_journal": None, "witness": None}
 
     # -- charging ---------------------------------------------------------------------------------------
 
@@ -115,9 +121,25 @@ class Ledger:
         self._record({"begun": count})
         self.begun += count
 
+    # -- notes ----------------------------------------------------------------------------------------------
+
+    def note(self, key: str, value: str) -> None:
+        """Remember a public fact of the run. A resumed run goes on with it; it cannot be changed."""
+        if key not in self.notes:
+            self._record({"note": key, "value": value})
+            self.notes[key] = value
+        elif self.notes[key] != value:
+            raise AccountingError(f"the {key} of this run is {self.notes[key]!r}; it cannot become {value!r}")
+
     def _record(self, record: dict[str, Any]) -> None:
         if self.path is not None:
-            self._open_journal().append(record)
+            journal = self._open_journal()
+            journal.append(record)
+            self._show(journal.heads[:1])
+
+    def _show(self, known_by: tuple[str, ...]) -> None:
+        if self.witness is not None and self._journal is not None:
+            self.witness(known_by, self._journal.heads[1])
 
     def _refuse_beyond_allowance(self, entry: Entry) -> None:
         asked = {(entry.dataset, entry.event.with_count(1)): entry.event.count}
@@ -169,6 +191,7 @@ class Ledger:
         assert self.path is not None
         if self._journal is None:
             self._journal = Journal.create(self.path, self._header())
+            self._show(("",))
             for entry in self.entries:  # charged while the ledger was in memory only
                 self._journal.append({"charge": entry.to_dict()})
         return self._journal
@@ -183,6 +206,7 @@ class Ledger:
         allowance: tuple[Entry, ...] | None = None,
         fingerprint: str | None = None,
         binding: str | None = None,
+        witness: Witness | None = None,
     ) -> Ledger:
         """Continue the ledger at ``path``; counts as one more attempt at the run.
 
@@ -196,7 +220,10 @@ class Ledger:
         try:
             ledger = cls._replayed(journal, allowance)
             ledger._refuse_foreign(fingerprint, binding)
-            journal.append({"attempt": ledger.attempts + 1})
+            heads = journal.heads  # the last record may have been written and not shown to the witness any more
+            journal.append({"attempt": ledger.attempts + 1, "nonce": secrets.token_hex(8)})
+            ledger.witness = witness
+            ledger._show(heads)
         except BaseException:
             journal.close()
             raise
@@ -204,11 +231,19 @@ class Ledger:
         return ledger
 
     @classmethod
-    def id_of(cls, path: Path) -> str:
-        """The name of the ledger at ``path``."""
+    def read(cls, path: Path) -> Ledger:
+        """What is in the ledger at ``path``, without continuing it."""
+        with Journal.open(path) as journal:
+            return cls._replayed(journal, None)
+
+    @classmethod
+    def id_of(cls, path: Path, fingerprint: str | None = None) -> str:
+        """The name of the ledger at ``path``, refused if it belongs to another plan."""
         journal = Journal.open(path)
         try:
-            return cls._from_header(next(iter(journal.records())), path, None).id
+            ledger = cls._from_header(next(iter(journal.records())), path, None)
+            ledger._refuse_foreign(fingerprint, None)
+            return ledger.id
         finally:
             journal.close()
 
@@ -231,6 +266,8 @@ class Ledger:
                 selecting = True
             elif "selected" in record:
                 ledger.selected[record["selected"]], ledger.prepaid, selecting = record["sha256"], [], False
+            elif "note" in record:
+                ledger.notes[record["note"]] = record["value"]
             elif "begun" in record:
                 ledger.begun += int(record["begun"])
             else:

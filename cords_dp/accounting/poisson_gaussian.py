@@ -18,7 +18,7 @@ from dp_accounting.rdp import rdp_privacy_accountant
 from prv_accountant.privacy_random_variables import GaussianMechanism, PoissonSubsampledGaussianMechanism
 
 from cords_dp.accounting.events import PLD_STEP, Event, is_count, register_event
-from cords_dp.accounting.profiles import connected_dots
+from cords_dp.accounting.pld import connected_dots
 from cords_dp.errors import AccountingError
 
 

@@ -23,11 +23,13 @@ from cords_dp.auditing.one_run import count_right, epsilon_from_guesses
 from cords_dp.auditing.toys import CRITERION, LENGTH, AuditedSet, along_canaries, canaries, shifted_classes
 from cords_dp.auditing.trade_off import Counts, epsilon_of_events
 from cords_dp.config import thawed_copy
-from cords_dp.datasets import Splits, records_at
+from cords_dp.data.arrays import Splits, records_at
 from cords_dp.errors import ConfigError
-from cords_dp.mechanisms.noise import secure_generator
+from cords_dp.noise.generators import secure_generator
 from cords_dp.planning import PrivacyPlan
-from cords_dp.training import TrainClassifier, resolve
+from cords_dp.training.resolve import resolve
+from cords_dp.training.session import PrivateSession
+from cords_dp.training.trainer import TrainClassifier
 
 _SIDE = 8  # inputs of the ordinary records
 _GUESSED = 0.3  # of the canaries; on the others the guesser abstains
@@ -142,7 +144,7 @@ class ObservedTraining(TrainClassifier):
         return getattr(train, "source", train).last
 
     def _plain(self) -> torch.nn.Module:
-        model = self.progress.model
+        model = self.session.model
         return getattr(model, "_module", model)
 
     def _weight(self) -> Tensor:
@@ -173,7 +175,8 @@ def observe(config: DotMap, data: CanarySet) -> Observed:
     after = {k: v.detach().clone() for k, v in trainer._plain().state_dict().items()}
     losses = _losses(trainer.initial, splits.train, data.count) - _losses(after, splits.train, data.count)
     charged = tuple(trainer.ledger.events(TRAINING_DATA))
-    steps = steps_taken(trainer.plan, trainer.progress.branch)
+    assert isinstance(trainer.session, PrivateSession)
+    steps = steps_taken(trainer.plan, trainer.session.branch)
     return Observed(trainer.plan, steps, charged, included, np.array(trainer.drawn), np.array(trainer.seen), losses)
 
 

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from cords_dp.mechanisms.releases import Releases
 from cords_dp.selection import Pool, Records, match
 from cords_dp.selection.last_layer import LastLayer, LastLayerGradients
-from cords_dp.training import epochs
+from cords_dp.selection.releases import Releases
+from cords_dp.training import session as epochs
 
 
 @contextmanager
@@ -91,6 +91,8 @@ def _zero_unit_gradients(
 ) -> Callable[..., LastLayerGradients]:
     def uniform_gradients(inputs: Tensor, labels: Tensor, classes: int) -> LastLayerGradients:
         found = real(inputs, labels, classes)
+        if len(inputs) != len(dataset):  # type: ignore[arg-type]  # the other of D and V
+            return found
         # a real record's input begins with 1, also where the rest of it is not finite and was made zero
         there = _marked(inputs, indices)
         return LastLayerGradients(torch.where(there, found.r, 0.0), torch.where(there, found.a, 0.0))

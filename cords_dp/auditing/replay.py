@@ -10,13 +10,13 @@ import torch
 
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA
 from cords_dp.auditing.findings import Finding
-from cords_dp.auditing.toys import CRITERION, LENGTH, OneLinearLayer
+from cords_dp.auditing.toys import CRITERION, LENGTH, OneLinearLayer, toys
 from cords_dp.auditing.transcripts import Bench, Query, Transcript, moved
 from cords_dp.errors import CordsDPError
-from cords_dp.mechanisms.noise import noise_source, secure_generator
+from cords_dp.noise.generators import noise_source, secure_generator
 from cords_dp.planning import PrivacyPlan
 from cords_dp.selection import Pool
-from cords_dp.training.engine import PrivateEngine
+from cords_dp.training.step import PrivateEngine
 
 _SLACK = 1e-6
 _STEP_SLACK = 1e-3  # weights are float32
@@ -34,10 +34,16 @@ class Worst:
 
 
 def replay_selection(plan: PrivacyPlan) -> tuple[dict[str, Worst], list[str]]:
-    """Replay a selection on many neighbours: the worst pair of each release, and what went wrong."""
-    bench = Bench(plan)
-    real = bench.select()
+    """Replay a selection on many neighbours of data of several shapes: the worst pair of each release, and problems."""
     worst: dict[str, Worst] = {}
+    problems: list[str] = []
+    for toy in toys(plan.shape.n, plan.shape.n_validation):
+        problems += [f"{toy.name}: {problem}" for problem in _replay_on(Bench(plan, toy), worst)]
+    return worst, list(dict.fromkeys(problems))
+
+
+def _replay_on(bench: Bench, worst: dict[str, Worst]) -> list[str]:
+    plan, real = bench.plan, bench.select()
     problems = _charges(plan, real)
     for dataset in (TRAINING_DATA, VALIDATION_DATA) if plan.validation_is_read else (TRAINING_DATA,):
         size = plan.shape.n if dataset == TRAINING_DATA else plan.shape.n_validation
@@ -48,7 +54,7 @@ def replay_selection(plan: PrivacyPlan) -> tuple[dict[str, Worst], list[str]]:
                 problems.append(f"zeroing a record of {dataset}: {error}")
                 continue
             problems += _compare(bench, real, other, dataset, int(index), worst)
-    return worst, list(dict.fromkeys(problems))
+    return list(dict.fromkeys(problems))
 
 
 def _compare(

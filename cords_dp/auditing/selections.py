@@ -16,10 +16,10 @@ from cords_dp.auditing.replay import Worst, audit_structure, replay_selection
 from cords_dp.auditing.trade_off import Counts, epsilon_of_events
 from cords_dp.auditing.transcripts import Query
 from cords_dp.config import PrivacySettings, SubsetSettings
-from cords_dp.mechanisms.noise import secure_generator
-from cords_dp.mechanisms.quantile import root_column
-from cords_dp.mechanisms.releases import Releases
+from cords_dp.noise.generators import secure_generator
+from cords_dp.noise.primitives import root_column
 from cords_dp.planning import Mechanism, PrivacyPlan, Release, build_plan, read_mechanism, registered_mechanisms
+from cords_dp.selection.releases import Releases
 
 _N, _N_VALIDATION, _FRACTION, _BATCH = 120, 60, 0.4, 48  # a batch of all k: calibrating its steps takes no time
 _SELECTIONS, _FAR = 4, 0.95  # how many are tried, and how far in sensitivities is far enough

@@ -13,11 +13,11 @@ from cords_dp.auditing.cost import epsilon_at
 from cords_dp.auditing.findings import Finding
 from cords_dp.auditing.toys import CRITERION, AuditedSet, OneLinearLayer, along_canaries, canaries
 from cords_dp.auditing.trade_off import Counts, epsilon_of_events
-from cords_dp.dataloaders import poisson_batches
-from cords_dp.mechanisms.noise import noise_source, secure_generator
+from cords_dp.noise.generators import noise_source, secure_generator
 from cords_dp.planning import PrivacyPlan
 from cords_dp.selection import Pool
-from cords_dp.training.engine import PrivateEngine
+from cords_dp.training.poisson import poisson_batches
+from cords_dp.training.step import PrivateEngine
 
 _CANARIES = 128
 _BATCH = 16  # any public divisor does: the audit multiplies by it again

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cords_dp.datasets import ArrayDataset
+from cords_dp.data.arrays import ArrayDataset
 
 CRITERION = nn.CrossEntropyLoss(reduction="none")
+_INPUTS = 6
 LENGTH = 100.0  # of a canary: its gradient is far longer than any clip norm
 
 
@@ -41,7 +44,7 @@ class OneLinearLayer(nn.Module):
 class SmallNet(nn.Module):
     """CORDS' contract in its smallest form."""
 
-    def __init__(self, inputs: int = 6, classes: int = 2, hidden: int = 5):
+    def __init__(self, inputs: int = _INPUTS, classes: int = 2, hidden: int = 5):
         super().__init__()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -73,7 +76,55 @@ def along_canaries(gradient: Tensor, count: int) -> np.ndarray:
     return signs * (weight[1, :count] - weight[0, :count]) / np.sqrt(2.0)
 
 
-def shifted_classes(count: int, share: float, seed: int, inputs: int = 6) -> tuple[np.ndarray, np.ndarray]:
+@dataclass(frozen=True)
+class Toy:
+    """D and V of one shape, made up: (records, labels) each."""
+
+    name: str
+    classes: int
+    training: tuple[np.ndarray, np.ndarray]
+    validation: tuple[np.ndarray, np.ndarray]
+
+
+def toys(n: int, n_validation: int) -> list[Toy]:
+    """Data sets of other shapes: what moves a release on one of them may move nothing on another."""
+    two = shifted_classes(n, 0.25, 1), shifted_classes(n_validation, 0.75, 2)
+    missing = _classes(n, 5, 5, leave_out=3), _classes(n_validation, 5, 6, leave_out=1)
+    lonely = _classes(n, 3, 7), _classes(n_validation, 3, 8)
+    lonely[0][1][:] = 1 + np.arange(n) % 2
+    lonely[0][1][0] = 0  # the first record is alone in its class, and so is the first of V
+    lonely[1][1][:] = 1 + np.arange(n_validation) % 2
+    lonely[1][1][0] = 0
+    extreme = _classes(n, 4, 9), _classes(n_validation, 4, 10)
+    for x, _ in extreme:
+        x[::7] *= 1e4
+        x[1::7] *= 1e-6
+        x[2::14, 0] = np.nan
+        x[3::14, 1] = np.inf
+    return [
+        Toy("two classes, shifted", 2, *two),
+        Toy("twenty classes", 20, _classes(n, 20, 3), _classes(n_validation, 20, 4)),
+        Toy("a class missing", 5, *missing),
+        Toy("a class of one record", 3, *lonely),
+        Toy("equal records", 3, _equal(n, 3), _equal(n_validation, 3)),
+        Toy("huge, tiny and not finite", 4, *extreme),
+    ]
+
+
+def _classes(count: int, classes: int, seed: int, leave_out: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    y = rng.choice([c for c in range(classes) if c != leave_out], count)
+    centres = np.random.default_rng(0).normal(size=(classes, _INPUTS))
+    return (rng.normal(size=(count, _INPUTS)) + centres[y]).astype(np.float32), y.astype(np.int64)
+
+
+def _equal(count: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Records of a class are all alike: every score is a tie."""
+    y = np.arange(count) % classes
+    return np.eye(classes, _INPUTS, dtype=np.float32)[y], y
+
+
+def shifted_classes(count: int, share: float, seed: int, inputs: int = _INPUTS) -> tuple[np.ndarray, np.ndarray]:
     """Two overlapping classes; ``share`` of the records are of class 1. Public: the seed is part of the audit."""
     rng = np.random.default_rng(seed)
     y = (np.arange(count) < share * count).astype(np.int64)

@@ -14,13 +14,13 @@ import numpy as np
 
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, GumbelFreeze, Ledger
 from cords_dp.auditing.null import nulled
-from cords_dp.auditing.toys import CRITERION, AuditedSet, SmallNet, shifted_classes
+from cords_dp.auditing.toys import CRITERION, AuditedSet, SmallNet, Toy
 from cords_dp.errors import MechanismError
-from cords_dp.mechanisms.noise import secure_generator
-from cords_dp.mechanisms.quantile import tail_histogram
-from cords_dp.mechanisms.releases import Releases
+from cords_dp.noise.generators import secure_generator
+from cords_dp.noise.primitives import tail_histogram
 from cords_dp.planning import PrivacyPlan, Release
 from cords_dp.selection import Pool, Records, SelectionContext
+from cords_dp.selection.releases import Releases
 
 
 @dataclass(frozen=True)
@@ -106,12 +106,11 @@ class Transcript:
 class Bench:
     """A mechanism with D, V and a model, at released weights."""
 
-    def __init__(self, plan: PrivacyPlan):
-        sizes = plan.shape.sizes
-        self.plan, self.training = plan, AuditedSet(*shifted_classes(sizes.n, 0.25, 1))
-        self.validation = AuditedSet(*shifted_classes(sizes.n_validation, 0.75, 2))
+    def __init__(self, plan: PrivacyPlan, toy: Toy):
+        self.plan, self.classes, self.training = plan, toy.classes, AuditedSet(*toy.training)
+        self.validation = AuditedSet(*toy.validation)
         self.validation.audited_as = VALIDATION_DATA
-        self.model = SmallNet()
+        self.model = SmallNet(classes=toy.classes)
         self.weights = {name: value.clone() for name, value in self.model.state_dict().items()}
         self.releases = {r.name: r for r in plan.releases()}
 
@@ -124,7 +123,7 @@ class Bench:
             plan=self.plan,
             training=Records(self.training, self.model, CRITERION, "cpu"),
             validation=validation,
-            num_classes=2,
+            num_classes=self.classes,
             learning_rate=0.1,
             coins=coins,
         )

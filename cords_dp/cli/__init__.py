@@ -7,7 +7,6 @@ that help and completion answer at once.
 from __future__ import annotations
 
 import argparse
-import errno
 import os
 import sys
 import traceback
@@ -18,6 +17,7 @@ from cords_dp.cli import auditing, completion, data, experiments, planning, trai
 from cords_dp.cli.arguments import Handler, add_loudness
 from cords_dp.cli.installation import is_required, missing_package
 from cords_dp.errors import CordsDPError
+from cords_dp.files import out_of_space
 
 EXIT_CODES = """exit codes:
   0    done
@@ -31,6 +31,7 @@ _GROUPS = (training, planning, data, experiments, auditing, completion)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry of ``cords-dp``."""
+    _let_every_terminal_show_text()
     parser = build_parser()
     if "_ARGCOMPLETE" in os.environ:
         completion.complete(parser)
@@ -40,11 +41,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run_main(argv: Sequence[str] | None = None) -> int:
     """Entry of run_experiment.py."""
+    _let_every_terminal_show_text()
     parser = argparse.ArgumentParser(
         prog="run_experiment.py", description="Train one CORDS config, privately if its strategy is."
     )
     training.add_run_arguments(parser)
     return guarded(training.run, parser.parse_args(argv))
+
+
+def _let_every_terminal_show_text() -> None:
+    """Let a terminal or a pipe that knows ASCII only show ε as an escape, instead of ending the command."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -79,7 +88,7 @@ def guarded(handler: Handler, args: argparse.Namespace) -> int:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - Python flushes it once more when it exits
         return 0
     except OSError as error:  # a full disk, a folder without permission; an error inside of a library has no file name
-        if error.filename is None and error.errno != errno.ENOSPC:
+        if error.filename is None and out_of_space(error) is None:
             raise
         return _refused(f"{error.strerror}: {error.filename or 'the device'}", args)
     except KeyboardInterrupt:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dotmap import DotMap
 
-    from cords_dp.experiments.sweep import Backend
+    from cords_dp.runs.sweep import Backend
 
 Handler = Callable[[argparse.Namespace], int]
 
@@ -39,6 +39,15 @@ def add_loudness(parser: argparse.ArgumentParser) -> None:
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+
+
+def add_delimiter(parser: argparse.ArgumentParser, default: str) -> None:
+    parser.add_argument(
+        "--delimiter",
+        type=lambda text: text.replace("\\t", "\t"),
+        metavar="CHARACTER",
+        help=rf"between the fields of a CSV file, \t for a tab (default: {default})",
+    )
 
 
 def add_config(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
@@ -101,7 +110,7 @@ def load(args: argparse.Namespace) -> DotMap:
 
 
 def backend(args: argparse.Namespace) -> Backend:
-    from cords_dp.experiments.workers import LocalWorkers, RayTasks
+    from cords_dp.runs.workers import LocalWorkers, RayTasks
 
     if args.ray is None:
         workers = LocalWorkers(args.workers)

@@ -31,7 +31,7 @@ def add_commands(commands: Any) -> None:
 
 def audit(args: argparse.Namespace) -> int:
     from cords_dp.auditing.audit import Effort, run_audit
-    from cords_dp.report.audits import audit_figure
+    from cords_dp.report.tables import audit_figure
 
     def tell(line: str) -> None:
         if not args.quiet:

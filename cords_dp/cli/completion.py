@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from cords_dp.cli.arguments import add_command
-from cords_dp.errors import ConfigError
+from cords_dp.errors import ConfigError, how_to_install
 
 _SHELLS = ("bash", "zsh", "fish")
 
@@ -28,7 +28,7 @@ def completion(args: argparse.Namespace) -> int:
     try:
         import argcomplete
     except ImportError:
-        raise ConfigError("completion", args.shell, "needs argcomplete: pip install 'cords-dp[completion]'") from None
+        raise ConfigError("completion", args.shell, f"needs argcomplete: {how_to_install('completion')}") from None
     print(argcomplete.shellcode(["cords-dp"], shell=args.shell))
     return 0
 

@@ -5,10 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cords_dp.cli.arguments import add_command, add_json
+from cords_dp.cli.arguments import add_command, add_delimiter, add_json
 from cords_dp.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cords_dp.data.sources.table.files import TableFile
+    from cords_dp.data.sources.table.schema import Schema
+
+_SHOWN = 10
 
 FETCHED = {
     "adult": "UCI's census data, 32,561 and 16,281 people, as CSV files with a public schema (5 MB)",
@@ -22,11 +28,13 @@ def add_commands(commands: Any) -> None:
         commands,
         "data",
         None,
-        "fetch published data; of tables of one's own, write and check a public schema",
+        "fetch published data; import tables of one's own, write and check their public schema",
         "data fetch adult",
         "data fetch cifar10",
         "data describe mine.csv --target income --range age=0:100 --public-schema mine.yaml",
         "data check mine.csv --schema mine.yaml",
+        "data check mine.csv --schema mine.yaml --read",
+        "data import mine.csv --out mine.parquet",
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     fetch = add_command(actions, "fetch", data_fetch, "fetch a published set once; runs then find it in the folder")
@@ -47,21 +55,32 @@ def add_commands(commands: Any) -> None:
     )
     describe.add_argument("--ignore", action="append", default=[], metavar="COLUMN", help="not used; repeatable")
     describe.add_argument("--header", metavar="a,b,c", help="the names of the columns of a file that has no header")
-    check = add_command(actions, "check", data_check, "has a file the columns of a schema? No record is read")
+    what = "has a file the columns of a schema? No record is read, unless its owner asks for it (--read)"
+    check = add_command(actions, "check", data_check, what)
     check.add_argument("file", type=Path, metavar="FILE", help="a .csv, .parquet or .npz file")
     check.add_argument("--schema", type=Path, required=True, metavar="FILE", help="the schema, YAML")
-    for action in (describe, check):
-        action.add_argument("--delimiter", metavar="CHARACTER", help="of a CSV file (default: a comma)")
+    check.add_argument(
+        "--read",
+        action="store_true",
+        help="for the data's owner: read all records, and show what a run would not understand. Not private",
+    )
+    what = "for the data's owner: turn a CSV file whose values may hold line breaks (RFC 4180) into Parquet"
+    importing = add_command(actions, "import", data_import, what)
+    importing.add_argument("file", type=Path, metavar="FILE", help="a .csv, .tsv, .txt or .data file")
+    importing.add_argument("--out", type=Path, required=True, metavar="FILE", help="the .parquet file to write")
+    importing.add_argument("--header", metavar="a,b,c", help="the names of the columns of a file that has no header")
+    for action in (describe, check, importing):
+        add_delimiter(action, "a comma, of .tsv files a tab")
         add_json(action)
 
 
 def data_fetch(args: argparse.Namespace) -> int:
     if args.name == "adult":
-        from cords_dp.datasets.adult import SCHEMA, fetch_adult
+        from cords_dp.data.sources.adult import SCHEMA, fetch_adult
 
         paths = [*fetch_adult(args.out), args.out / SCHEMA.name]
     else:
-        from cords_dp.datasets.fetch import image_arrays, image_file
+        from cords_dp.data.fetch import image_arrays, image_file
 
         image_arrays(args.name, args.out)  # a file that was there is looked at, too
         paths = [image_file(args.name, args.out)]
@@ -73,11 +92,11 @@ def data_fetch(args: argparse.Namespace) -> int:
 def data_describe(args: argparse.Namespace) -> int:
     import yaml
 
-    from cords_dp.datasets.table.source import single_column_hint, table_file
-    from cords_dp.datasets.table.template import parse_categories, parse_range, schema_template
+    from cords_dp.data.sources.table.schema import parse_categories, parse_range, schema_template
+    from cords_dp.data.sources.table.source import single_column_hint, table_file
     from cords_dp.files import write_durably
 
-    header = [name.strip() for name in args.header.split(",")] if args.header else None
+    header = _names(args.header)
     file = table_file(args.file, header=header, target=args.target, delimiter=args.delimiter, key="FILE")
     text = schema_template(
         file,
@@ -106,12 +125,15 @@ def data_describe(args: argparse.Namespace) -> int:
 
 
 def data_check(args: argparse.Namespace) -> int:
-    from cords_dp.datasets.table.schema import load_schema
-    from cords_dp.datasets.table.source import check_header, table_file
+    from cords_dp.data.sources.table.schema import load_schema
+    from cords_dp.data.sources.table.source import check_header, table_file
 
     schema = load_schema(args.schema)
     name = schema.target.name
-    check_header(table_file(args.file, header=schema.header, target=name, delimiter=args.delimiter, key="FILE"), schema)
+    file = table_file(args.file, header=schema.header, target=name, delimiter=args.delimiter, key="FILE")
+    check_header(file, schema)
+    if args.read:
+        return _look(file, schema, as_json=args.json)
     if args.json:
         facts = {"columns": len(schema.columns), "cells": schema.width, "target": name, "classes": schema.classes}
         print(json.dumps(facts, indent=2, ensure_ascii=False))
@@ -119,3 +141,34 @@ def data_check(args: argparse.Namespace) -> int:
     kind = f"{len(schema.classes)} classes" if schema.classes else "a number"
     print(f"{args.file.name} has the {len(schema.columns)} columns of the schema: {schema.width} cells, target {kind}")
     return 0
+
+
+def _look(file: TableFile, schema: Schema, *, as_json: bool) -> int:
+    """Show the owner what a run would make of the records. The answer is no where it could learn from none."""
+    from cords_dp.data.sources.table.owner import in_words, look_at
+
+    look = look_at(file, schema)
+    print(json.dumps(look.facts(), indent=2, ensure_ascii=False) if as_json else in_words(look))
+    return 0 if look.labelled else 1
+
+
+def data_import(args: argparse.Namespace) -> int:
+    from cords_dp.data.sources.table.owner import import_csv
+
+    found = import_csv(args.file, args.out, header=_names(args.header), delimiter=args.delimiter)
+    if args.json:
+        print(json.dumps(found._asdict(), indent=2, ensure_ascii=False))
+        return 0
+    print(f"{args.out}: {found.records:,} records, {len(found.columns)} columns, all as texts")
+    if found.refused:
+        lines = ", ".join(map(str, found.refused[:_SHOWN])) + (", …" if len(found.refused) > _SHOWN else "")
+        print(f"{len(found.refused):,} could not be read and are left out; they begin at line {lines}")
+        print("    (broken quotation marks, or another number of fields than the header has)")
+    if found.foreign:
+        print(f"{found.foreign:,} values hold bytes that are no UTF-8: save the file as UTF-8 and import it again")
+    print(f"then: cords-dp data check {args.out} --schema SCHEMA --read")
+    return 0
+
+
+def _names(header: str | None) -> list[str] | None:
+    return [name.strip() for name in header.split(",")] if header else None

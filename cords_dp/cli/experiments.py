@@ -13,7 +13,7 @@ from cords_dp.cli.arguments import add_backend, add_command, add_config, load, o
 from cords_dp.errors import ConfigError
 
 if TYPE_CHECKING:
-    from cords_dp.experiments.jobs import Job
+    from cords_dp.runs.jobs import Job
 
 
 def add_commands(commands: Any) -> None:
@@ -96,7 +96,7 @@ def _add_reproduce(commands: Any) -> None:
 
 
 def gains(args: argparse.Namespace) -> int:
-    from cords_dp.experiments.gains import gains_experiment
+    from cords_dp.studies.gains import gains_experiment
 
     gains_experiment(load(args), args.out, not_private=args.not_private, epochs=args.epochs)
     print(f"figure: {args.out / 'gains.png'}\nnumbers: {args.out / 'gains.csv'}")
@@ -104,9 +104,9 @@ def gains(args: argparse.Namespace) -> int:
 
 
 def sweep(args: argparse.Namespace) -> int:
-    from cords_dp.experiments.jobs import grid_jobs, parse_axis
-    from cords_dp.experiments.sweep import run_jobs
     from cords_dp.report.tables import mean_table
+    from cords_dp.runs.jobs import grid_jobs, parse_axis
+    from cords_dp.runs.sweep import run_jobs
 
     backend = arguments.backend(args)
     jobs = grid_jobs(load(args), args.grid, args.seeds)
@@ -120,9 +120,9 @@ def sweep(args: argparse.Namespace) -> int:
 
 
 def reproduce(args: argparse.Namespace) -> int:
-    from cords_dp.experiments.catalogue import EXPERIMENTS, PRESETS, Choice, experiment_jobs
-    from cords_dp.experiments.reproduce import reproduce
     from cords_dp.report.page import write_page
+    from cords_dp.studies.catalogue import EXPERIMENTS, PRESETS, Choice, experiment_jobs
+    from cords_dp.studies.reproduce import reproduce
 
     names = [n for n, e in EXPERIMENTS.items() if e.in_study] if args.name == "all" else [args.name]
     for value, known, option in ((args.name, [*EXPERIMENTS, "all"], "NAME"), (args.preset, PRESETS, "--preset")):
@@ -148,7 +148,7 @@ def report(args: argparse.Namespace) -> int:
 
 def _check_all(jobs: Sequence[Job]) -> None:
     """Find every mistake in a config before the first run starts."""
-    from cords_dp.training import resolve
+    from cords_dp.training.resolve import resolve
 
     checked = set()
     for job in jobs:

@@ -28,5 +28,5 @@ def missing_package(package: str) -> str:
     elif (clone / "Makefile").is_file():
         fix = "run `make install`, then `source .venv/bin/activate`"
     else:
-        fix = "run `pip install cords-dp` with it"
+        fix = "run `pip install` with it on the wheel that cords_dp came in, which adds what it needs"
     return f"{sys.executable} has no {package}; {fix}"

@@ -87,9 +87,7 @@ def _add_budget(commands: Any) -> None:
 
 
 def budget(args: argparse.Namespace) -> int:
-    from cords_dp.planning.advice import SHIFTS, advise
-    from cords_dp.planning.budget import budget_of
-    from cords_dp.planning.budget_text import json_of, text_of
+    from cords_dp.planning.budget import SHIFTS, advise, budget_of, json_of, text_of
 
     if (args.config is None) == (args.n is None):
         raise ConfigError("budget", args.config, "give either --config FILE or --n N with --epsilon")
@@ -116,8 +114,7 @@ def budget(args: argparse.Namespace) -> int:
 
 
 def _configured(args: argparse.Namespace) -> tuple[PlannedRun, tuple[int, int]]:
-    from cords_dp.training.run import resolve
-    from cords_dp.training.sizes import public_sizes
+    from cords_dp.training.resolve import public_sizes, resolve
 
     run = resolve(load(args), plan=False)
     return run, public_sizes(run)
@@ -127,8 +124,7 @@ def _asked(args: argparse.Namespace) -> tuple[PlannedRun, tuple[int, int]]:
     """The numbers of the command line as a run; checked as those of a config are."""
     import cords_dp.selection  # noqa: F401 - registers the mechanisms
     from cords_dp.config.settings import SubsetSettings, read_privacy
-    from cords_dp.planning.advice import advise
-    from cords_dp.planning.budget import Question
+    from cords_dp.planning.budget import Question, advise
     from cords_dp.planning.mechanism import read_mechanism
 
     if args.epsilon is None:
@@ -152,7 +148,7 @@ def _asked(args: argparse.Namespace) -> tuple[PlannedRun, tuple[int, int]]:
 def _written(args: argparse.Namespace, found: Any) -> list[str]:
     lines = []
     if args.plot is not None:
-        from cords_dp.report.budget_plot import budget_figure
+        from cords_dp.report.plots import budget_figure
 
         lines.append(f"picture: {budget_figure(found, args.plot)}")
     if args.html is not None:
@@ -163,14 +159,14 @@ def _written(args: argparse.Namespace, found: Any) -> list[str]:
 
 
 def _tuning_table(args: argparse.Namespace, run: Any, sizes: tuple[int, int]) -> str:
-    from cords_dp.experiments.tune import planner, read_law, tuning_plan_of
-    from cords_dp.planning.tuning_statement import tuning_table
+    from cords_dp.tuning.statement import tuning_table
+    from cords_dp.tuning.tune import planner, read_law, tuning_plan_of
 
     return tuning_table(tuning_plan_of(run, sizes, read_law(args.trials, args.law)), planner(run, sizes)(run.privacy))
 
 
 def validate(args: argparse.Namespace) -> int:
-    from cords_dp.experiments.validate import find_problems
+    from cords_dp.runs.validate import find_problems
 
     sizes = None if args.n is None else (args.n, args.n_validation or max(1, args.n // 9))
     findings = find_problems(load(args), sizes)
@@ -179,7 +175,7 @@ def validate(args: argparse.Namespace) -> int:
 
 
 def check(args: argparse.Namespace) -> int:
-    from cords_dp.experiments.conversion import config_files, conversion_text, convert
+    from cords_dp.runs.validate import config_files, conversion_text, convert
 
     files = config_files(args.paths)
     if not files:

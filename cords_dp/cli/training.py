@@ -8,7 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from cords_dp.cli import arguments
-from cords_dp.cli.arguments import add_backend, add_command, add_config, add_json, add_law, load, loading, out_of
+from cords_dp.cli.arguments import (
+    add_backend,
+    add_command,
+    add_config,
+    add_delimiter,
+    add_json,
+    add_law,
+    load,
+    loading,
+    out_of,
+)
 
 
 def add_commands(commands: Any) -> None:
@@ -48,12 +58,15 @@ def add_commands(commands: Any) -> None:
         predict,
         "predict the records of a file by the model of a run",
         "predict runs/my-table --input new.csv --out predictions.csv",
+        "predict runs/my-table --input new.csv --id patient_id",
     )
     predicting.add_argument("run", type=Path, metavar="RUN", help="output folder of a run")
     predicting.add_argument(
         "--input", type=Path, required=True, metavar="FILE", help="a file that the run's source reads"
     )
     predicting.add_argument("--out", type=Path, default=Path("predictions.csv"), help="default: predictions.csv")
+    predicting.add_argument("--id", metavar="COLUMN", help="copy this column of a table beside the predictions")
+    add_delimiter(predicting, "the run's own")
     predicting.add_argument(
         "--weights", type=Path, metavar="FILE", help="where a backbone's weights lie on this machine"
     )
@@ -90,9 +103,9 @@ def run(args: argparse.Namespace) -> int:
     silent = args.quiet or args.json  # what a program reads is JSON from the first character on
     with loading(not silent):
         from cords_dp.config import apply_override
-        from cords_dp.distributed import joined_world
-        from cords_dp.experiments.run import run_experiment
-        from cords_dp.training.logs import console
+        from cords_dp.processes import joined_world
+        from cords_dp.runs.run import run_experiment
+        from cords_dp.training.log import console
 
     cfg = load(args)
     given = {
@@ -121,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def tune(args: argparse.Namespace) -> int:
-    from cords_dp.experiments.tune import tune
+    from cords_dp.tuning.tune import tune
 
     result = tune(
         load(args),
@@ -138,17 +151,21 @@ def tune(args: argparse.Namespace) -> int:
 
 def predict(args: argparse.Namespace) -> int:
     with loading(not args.quiet):
-        from cords_dp.prediction import load_model
+        from cords_dp.models.predict import load_model
 
     model = load_model(args.run, weights=args.weights, features=args.features)
-    frame = model.predict_file(args.input, out=args.out, progress=not args.quiet)
+    frame = model.predict_file(
+        args.input, out=args.out, progress=not args.quiet, id_column=args.id, delimiter=args.delimiter
+    )
     print(f"{len(frame)} predictions: {args.out}")
+    if unread := int(frame.iloc[:, -1].isna().sum()):
+        print(f"{unread} of the records could not be read; their rows are empty")
     return 0
 
 
 def demo(args: argparse.Namespace) -> int:
     with loading(not args.quiet):
-        from cords_dp.experiments.demo import run_demo
+        from cords_dp.studies.demo import run_demo
 
     run_demo(args.out, epsilon=args.epsilon, seed=args.seed, verbose=args.verbose, quiet=args.quiet)
     return 0

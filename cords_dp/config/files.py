@@ -67,7 +67,7 @@ def _file(path: Path) -> Path:
 def _read_python(path: Path) -> Any:
     """What the file calls ``config``. CORDS, which takes seconds, reads those that import more than this package."""
     if _imports(path) - {"cords_dp", "__future__"}:
-        from cords_dp.toolkit import load_config_data
+        from cords_dp.cords import load_config_data
 
         return load_config_data(str(path))
     spec = importlib.util.spec_from_file_location("config", path)

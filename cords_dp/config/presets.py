@@ -142,6 +142,8 @@ def config_for(dataset: str, strategy: str, /, **changes: dict[str, Any]) -> dic
     if "architecture" in changes.get("model", {}):  # another model reads images, or names features of its own
         config["model"].pop("features", None)
     merge_into(config, changes)
+    if "is_reg" not in changes:
+        config["is_reg"] = config["loss"].get("type") == "MeanSquaredLoss"  # the loss decides what is trained
     return config
 
 

@@ -46,9 +46,10 @@ class PrivacySettings:
     selection_clip, validation_clip: clip norms C_e and C_v of the last-layer gradients in selection.
     validation_noise: noise multiplier of V's releases; calibrated to (ε, δ) when left out.
     accountant: ``auto`` (prv, then pld, then rdp) or one of them by name.
-    grad_sample_mode: how per-example gradients are computed; ``auto`` tries and takes the fastest. ``linear``: closed
-        form, for linear heads; ``bookkeeping``: one backward pass that writes down what clipping needs; ``ghost``,
-        ``ew``, ``hooks``, ``functorch``: Opacus' ways.
+    grad_sample_mode: how per-example gradients are computed; ``auto`` takes the first that is right for the model:
+        ``linear`` (closed form, for linear heads), ``bookkeeping`` (one backward pass that writes down what clipping
+        needs), the quicker of Opacus' ``hooks`` and ``ew``, ``functorch``. ``ghost`` has to be asked for: no bound on
+        its rounding is proved.
     max_physical_batch_size: larger batches are computed in pieces of this size.
     augmentations: random views of an image whose gradients are averaged before clipping (1: the image as it is).
     ema_decay: average the weights over steps with this decay (0: take the last ones); costs no privacy.
@@ -99,7 +100,8 @@ SELECTION_PRIVACY_KEYS = frozenset(
 class SubsetSettings:
     """The keys of ``dss_args`` that do not depend on the mechanism. The first three are CORDS' own.
 
-    fraction: the share of the records to train on in each epoch.
+    fraction: the share of the records to train on in each epoch; ``FullDP`` takes all of them, and a run of it with
+        another share warns that it has no effect.
     select_every: select anew every so many epochs.
     kappa: the share of the epochs before the first selection; part of them is a warm start on all records.
     compute_fraction: ``FullDP`` only: the share of the steps of full epochs to take ("equal compute").

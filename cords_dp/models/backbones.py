@@ -12,14 +12,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cords_dp.config.values import suggest
-from cords_dp.datasets import PixelConstants
+from cords_dp.data.published import PixelConstants
 from cords_dp.errors import ConfigError
-from cords_dp.lazy_compiler import torchvision_networks
-from cords_dp.models.frozen import Features, FrozenFeatures, module_features, registered_features
-from cords_dp.models.names import OUR_FEATURES
+from cords_dp.models.features import Features, FrozenFeatures, module_features, registered_features
 from cords_dp.models.scattering import Scattering
 from cords_dp.models.sentences import check_sentence_model, sentence_features
 
+OUR_FEATURES = ("scattering", "leaves", "leaves:mirrored")  # of images, from nothing but their names
 _SIDE = 224  # what torchvision's classifiers were trained on
 _IMAGENET = PixelConstants((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _SMALLEST = 8  # pixels a side that two scales of wavelets need
@@ -78,9 +77,9 @@ def _leaves(name: str, input_shape: Sequence[int]) -> Features:
 
 
 def _check_torchvision(name: str, what: str, weights: Any) -> None:
-    models = torchvision_networks()
+    from torchvision import models as networks  # most runs need none of it, and it takes seconds
 
-    classifiers = models.list_models(module=models)
+    classifiers = networks.list_models(module=networks)
     if what not in classifiers:
         raise ConfigError("model.features", name, suggest(what, classifiers).replace("key", "network"))
     if weights is not None and not Path(weights).expanduser().is_file():
@@ -91,11 +90,12 @@ def _torchvision_features(
     name: str, what: str, weights: Any, input_shape: Sequence[int], constants: PixelConstants | None
 ) -> FrozenFeatures:
     """The input of the network's last linear layer, on images of 224×224, minus its own mean."""
-    models = torchvision_networks()
 
     if len(input_shape) != 3 or input_shape[0] not in (1, 3):
         raise ConfigError("model.features", name, f"is for images, not for records of shape {tuple(input_shape)}")
-    network = models.get_model(what, weights=None)
+    from torchvision import models as networks
+
+    network = networks.get_model(what, weights=None)
     _load_weights(network, what, weights)
     last = [(path, layer) for path, layer in network.named_modules() if isinstance(layer, nn.Linear)]
     if not last:
@@ -147,9 +147,10 @@ def _load_weights(network: nn.Module, what: str, weights: Any) -> None:
 
 
 def _downloaded(what: str) -> Mapping[str, Tensor]:
-    models = torchvision_networks()
 
-    published = models.get_model_weights(what).DEFAULT
+    from torchvision import models as networks
+
+    published = networks.get_model_weights(what).DEFAULT
     try:
         return published.get_state_dict(progress=False, check_hash=True)
     except Exception:  # the host does not answer: many kinds

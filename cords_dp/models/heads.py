@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from cords_dp.models.frozen import Features, unit_mean_square
+from cords_dp.models.features import Features, unit_mean_square
 
 if TYPE_CHECKING:
-    from cords_dp.half_rows import HalfRows
+    from cords_dp.data.half_rows import HalfRows
 
 
 class _Head(nn.Module):
@@ -75,7 +75,7 @@ class LinearHead(_Head):
         ready = transform is not None and tuple(x.shape[1:]) != transform.input_shape
         if not (ready and x.dtype == torch.float16 and x.device.type == self.linear.weight.device.type == "cpu"):
             return None
-        from cords_dp.half_rows import HalfRows  # late: it compiles
+        from cords_dp.data.half_rows import HalfRows  # late: it compiles
 
         return HalfRows(x.contiguous())
 

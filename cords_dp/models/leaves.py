@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from tqdm import tqdm
 
 from cords_dp.models.dead_leaves import dead_leaves
-from cords_dp.models.frozen import unit_mean_square
+from cords_dp.models.features import unit_mean_square
 from cords_dp.models.leaf_filters import CHANNELS, COUNT, SIDE, contrast_patches, leaf_filters
 from cords_dp.models.scattering import compile_scattering, scattering_maps
 from cords_dp.models.whitening import POWER, Whitening, remembered_whitening

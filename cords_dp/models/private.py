@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import warnings
 
+from opacus.validators import ModuleValidator
 from torch import nn
 
 from cords_dp.errors import UnsupportedModelError
-from cords_dp.models.text import freeze_vectors, keep_names
-from cords_dp.opacus_parts import ModuleValidator
+from cords_dp.models.lstm import freeze_vectors, keep_names
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -40,6 +40,12 @@ def make_private_ready(model: nn.Module) -> tuple[nn.Module, list[str]]:
     if problems:
         reasons = "; ".join(str(p).splitlines()[0] for p in problems)
         raise UnsupportedModelError(f"{type(model).__name__} cannot be trained with per-example gradients: {reasons}")
+    for name, module in fixed.named_modules():
+        if getattr(module, "max_norm", None) is not None:  # nn.Embedding and nn.EmbeddingBag
+            raise UnsupportedModelError(
+                f"{type(model).__name__} has the layer {name!r} with max_norm, which rewrites the weights of the words "
+                "that it looks up, past the noise; leave max_norm out"
+            )
     for name, _ in fixed.named_buffers():
         raise UnsupportedModelError(
             f"{type(model).__name__} has the buffer {name!r}, which could carry statistics of the records it has seen "

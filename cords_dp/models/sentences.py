@@ -1,8 +1,8 @@
 """Frozen sentence embeddings: a BERT model in a local folder, as sentence-transformers saves one.
 
 Each text goes through the network alone, at its own length: no padding, no other text in the batch, so its features
-are the same to the last digit whatever else is embedded. Two small packages read the files (``pip install
-'cords-dp[text]'``); the network is torch's own encoder. Pickled weights are not read.
+are the same to the last digit whatever else is embedded. Two small packages read the files (the extra ``text``); the
+network is torch's own encoder. Pickled weights are not read.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cords_dp.datasets.texts import decode_text
-from cords_dp.errors import ConfigError, UnsupportedModelError
-from cords_dp.models.frozen import FrozenFeatures, freeze
+from cords_dp.data.sources.texts import decode_text
+from cords_dp.errors import ConfigError, UnsupportedModelError, how_to_install
+from cords_dp.models.features import FrozenFeatures, freeze
 
 _FILES = ("config.json", "tokenizer.json", "model.safetensors")
 _KEY = "model.features"
@@ -32,7 +32,7 @@ def check_sentence_model(folder: Path) -> None:
         fix = f"the folder has no {missing[0]}; name a folder that sentence-transformers has saved, with {_FILES}"
         raise ConfigError(_KEY, f"sentence:{folder}", fix)
     if any(importlib.util.find_spec(package) is None for package in ("safetensors", "tokenizers")):
-        raise ConfigError(_KEY, f"sentence:{folder}", "needs pip install 'cords-dp[text]'")
+        raise ConfigError(_KEY, f"sentence:{folder}", f"needs {how_to_install('text')}")
 
 
 def sentence_features(folder: Path, input_shape: Sequence[int]) -> FrozenFeatures:

@@ -1,6 +1,6 @@
 """Planning: what a run will release and what it will cost, before any data is read."""
 
-from cords_dp.planning.calibrate import build_plan, price_of_selection
+from cords_dp.planning.build import build_plan, price_of_selection
 from cords_dp.planning.mechanism import (
     Mechanism,
     Release,

@@ -6,8 +6,10 @@ and never ask for a mechanism by name.
 
 To write one: subclass `Mechanism`, `register_mechanism` it, and set ``dss_args.mechanism`` to its name. The package
 charges what `releases` declares before a selector can draw it, refuses to draw more, and draws the batches itself at
-the charged rate. So a mechanism can be wrong about which records help, not about ε, unless it carries information
-about the records past `Releases`, which no interface in Python can prevent.
+the charged rate. What a mechanism declares itself is believed: the *sensitivity* of each release (and `own_score`), and
+that nothing about the records goes past `Releases`, which no interface in Python can prevent. ``cords-dp audit``
+replays every registered mechanism without single records, on data of several shapes, and finds what was declared too
+low.
 """
 
 from __future__ import annotations
@@ -17,11 +19,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, Bound, Event
+from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, Bound, Event, ExponentialPicks, GumbelFreeze
 from cords_dp.config.settings import SELECTION_PRIVACY_KEYS, PrivacySettings, SubsetSettings
 from cords_dp.errors import ConfigError, MechanismError
-from cords_dp.planning.preparation import PREPARATION
-from cords_dp.planning.schedule import SELECTION, VALIDATION, EpochPlan, Sizes, subset_schedule
+from cords_dp.planning.schedule import PREPARATION, SELECTION, VALIDATION, EpochPlan, Sizes, subset_schedule
 
 if TYPE_CHECKING:
     from cords_dp.selection.context import SelectionContext, Selector
@@ -42,7 +43,8 @@ class Release:
     event: what it costs in one selection; None for a set that the user has declared public.
     sensitivity: how far one record can move it, in L2 norm (a score's own range for picks by score).
     words: what it is and what its sensitivity means, for the privacy statement.
-    epsilon0: for picks by the exponential mechanism, the ε₀ in ``P(e) ∝ exp(ε₀·u_e/2Δ)``.
+    own_score: of picks by the exponential mechanism: zeroing a record moves its own score and no other. Then picks of
+        ε₀ have log-likelihood ratios of range ε₀/2, else ε₀.
     before_training: it is no selection's, but released once, before the first step (`planning.preparation`).
     """
 
@@ -51,8 +53,17 @@ class Release:
     event: Event | None
     sensitivity: float
     words: str
-    epsilon0: float | None = None
+    own_score: bool = False
     before_training: bool = False
+
+    @property
+    def epsilon0(self) -> float | None:
+        """ε₀ in ``P(e) ∝ exp(ε₀·u_e/2Δ)``, which follows from the event; None where it is not one of picks."""
+        if type(self.event) is GumbelFreeze and self.own_score:
+            return self.event.epsilon0
+        if type(self.event) is ExponentialPicks:
+            return self.event.epsilon0 * (2 if self.own_score else 1)
+        return None
 
     @property
     def phase(self) -> str:
@@ -144,7 +155,10 @@ class Mechanism(ABC):
     # -- optional -------------------------------------------------------------------------------------
 
     def bound(self, events: Sequence[Event], delta: float, privacy: PrivacySettings) -> Bound | None:
-        """Its own way to compose its events on D (the paper's formula); None for numerical composition."""
+        """Its own way to compose its events on D (the paper's formula); None for numerical composition.
+
+        It may claim more than the package's accountants find, not less: the larger counts.
+        """
         return None
 
     def in_words(self, noise: float, privacy: PrivacySettings, sizes: Sizes, rounds: int) -> list[tuple[str, str]]:

@@ -5,7 +5,8 @@ Formal guarantee: none is needed, because nothing here is believed. A remembered
 lies within the budget and dropped where it does not. A lost, wrong or forged file costs time, never privacy.
 
 Held: a digest of public values (events, δ, target, accountant, versions) as the file's name, and the noise in it. The
-folder is `files.cache_folder("noise")`.
+folder is `files.cache_folder("noise")`, for its owner alone (0700). How many files are in it, and since when, tells how
+many plans were made: a tuning, whose trials are secret, keeps theirs in its own folder (`files.caches_in`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import cords_dp
-from cords_dp.files import cache_folder, write_durably
+from cords_dp.files import cache_folder, make_owners_folder, write_durably
 
 _LEAST, _MOST = 1e-9, 1e9
 _ACCOUNTING_PACKAGES = ("dp-accounting", "prv-accountant", "numpy", "scipy")
@@ -46,7 +47,7 @@ def remember(name: str, value: float) -> None:
     folder = _folder()
     if folder is not None:
         with contextlib.suppress(OSError):
-            write_durably(folder / name, repr(value), mode=0o600)
+            write_durably(make_owners_folder(folder) / name, repr(value), mode=0o600)
 
 
 def _folder() -> Path | None:

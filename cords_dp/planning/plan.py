@@ -12,9 +12,12 @@ subset is drawn by secret coins, once, and never released: see `amplified`.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from typing import Any
 
 from cords_dp.accounting import (
     TRAINING_DATA,
@@ -30,8 +33,10 @@ from cords_dp.accounting import (
 from cords_dp.config.settings import PrivacySettings, SubsetSettings
 from cords_dp.errors import MechanismError
 from cords_dp.planning.mechanism import Mechanism, Release, SelectionNoise, declared_releases
-from cords_dp.planning.preparation import Preparation
-from cords_dp.planning.schedule import SELECTION, TRAINING, VALIDATION, Branch, EpochPlan, Shape
+from cords_dp.planning.schedule import SELECTION, TRAINING, VALIDATION, Branch, EpochPlan, Preparation, Shape
+
+# Keys of ``privacy`` that change how fast a run is, or where files lie, and nothing about what it releases.
+_UNPLANNED = frozenset({"grad_sample_mode", "max_physical_batch_size", "account"})
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,30 @@ class PrivacyPlan:
     @property
     def fingerprint(self) -> str:
         """Binds ledgers, checkpoints and generators to this plan: another budget or schedule is another run."""
-        return hashlib.sha256(repr(self).encode()).hexdigest()[:32]
+        return hashlib.sha256(json.dumps(self.facts(), sort_keys=True).encode()).hexdigest()[:32]
+
+    def facts(self) -> dict[str, Any]:
+        """Return what makes this plan another than others: public values under names that never change.
+
+        Keys that only concern speed, or where files lie, are left out. Whoever adds a value leaves it out where it has
+        the meaning that plans had before: a ledger can be continued by a later version only if its plan is the same.
+        """
+        shape, mechanism, preparation = self.shape, self.mechanism, self.preparation
+        epochs = [[e.pool, e.steps, e.rate, e.selects, e.branched] for e in shape.epochs]
+        return {
+            "strategy": shape.strategy,
+            "sizes": {"n": shape.n, "n_validation": shape.n_validation, "k": shape.k, "batch": shape.batch_size},
+            "epochs": [[epoch, len(list(same))] for epoch, same in groupby(epochs)],
+            "delta": self.delta,
+            "sigma": self.sigma,
+            "selection_noise": self.selection_noise,
+            "sigma_validation": self.sigma_validation,
+            "branches": [[b.concentration, b.rate, b.sigma] for b in self.branches],
+            "preparation": preparation and [preparation.name, preparation.sensitivity, self.preparation_noise],
+            "mechanism": mechanism and {"name": mechanism.name, "keys": asdict(mechanism)},
+            "privacy": {key: value for key, value in asdict(self.privacy).items() if key not in _UNPLANNED},
+            "dss_args": asdict(self.subset),
+        }
 
     @property
     def noiseless(self) -> bool:
@@ -174,7 +202,10 @@ class PrivacyPlan:
         """ε of one phase taken alone, at the share of δ that it has."""
         delta = self.phase_delta(phase)
         own = self.mechanism.bound(events, delta, self.privacy) if self.mechanism and phase == SELECTION else None
-        return own or self._bound(events, delta, quick=quick)
+        if own is None:
+            return self._bound(events, delta, quick=quick)
+        ours = self._bound(events, delta, quick=quick)
+        return own if own.epsilon >= ours.epsilon and own.delta <= delta else ours
 
     def phase_delta(self, phase: str) -> float:
         if self.privacy.composition != "basic" or not self.shape.rounds or phase == VALIDATION:

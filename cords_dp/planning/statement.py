@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from cords_dp.accounting import TRAINING_DATA, Bound, Event, Ledger, MembershipRisk, membership_risk
 from cords_dp.accounting.events import to_dict
-from cords_dp.accounting.meaning import risk_of_bound
-from cords_dp.planning.calibrate import price_of_selection
+from cords_dp.accounting.membership_risk import risk_of_bound
+from cords_dp.files import write_durably
+from cords_dp.planning.build import price_of_selection
 from cords_dp.planning.plan import PrivacyPlan, before_amplification
 from cords_dp.planning.schedule import TRAINING
 
+STATEMENT = ("privacy.json", "privacy.md")
 NOT_COVERED = (
     "choosing hyper-parameters by looking at results on the same private data (cords_dp tune pays for that)",
     "side channels of floating-point arithmetic",
@@ -65,6 +69,15 @@ def privacy_report(plan: PrivacyPlan, ledger: Ledger, *, unused_keys: Sequence[s
         "not_covered": list(NOT_COVERED),
         "exact_metrics_of_private_records": plan.privacy.exact_metrics,
     }
+
+
+def write_statement(folder: Path, report: dict[str, Any]) -> str:
+    """Write a report as privacy.json and as privacy.md, and return the latter."""
+    data, text = STATEMENT
+    markdown = privacy_markdown(report)
+    write_durably(folder / data, json.dumps(report, indent=2))
+    write_durably(folder / text, markdown)
+    return markdown
 
 
 def privacy_markdown(report: dict[str, Any]) -> str:

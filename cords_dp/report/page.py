@@ -80,7 +80,8 @@ def _sweep_parts(folder: Path) -> list[str]:
     if frame.empty:
         return ["<p>No run has finished.</p>", *_failures(folder)]
     runs, seeds = _counted(len(frame), "run"), _counted(frame["seed"].nunique(), "seed")
-    parts = [f"<p>{runs}, {seeds}. Test accuracy in percent, mean ± std.</p>"]
+    what = "Test accuracy in percent" if "accuracy" in frame else "RMSE (in the target's unit) and R² on the test set"
+    parts = [f"<p>{runs}, {seeds}. {what}, mean ± std.</p>"]
     if {"dataset", "method", "budget", "share"} <= set(frame.columns):
         for title, table in study_tables(frame, folder).items():
             parts.append(f"<h3>{html.escape(title)}</h3>{_table(table)}")
@@ -153,7 +154,8 @@ def _result_table(folder: Path) -> str:
 
 
 def _words(key: str) -> str:
-    return key.replace("epsilon", "ε").replace("delta", "δ").replace("_", " ")
+    words = {"rmse": "RMSE, in the target's unit", "r2": "R²"}
+    return words.get(key) or key.replace("epsilon", "ε").replace("delta", "δ").replace("_", " ")
 
 
 def _privacy_parts(folder: Path, whose: str = "this run") -> list[str]:

@@ -31,27 +31,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+import torch
 
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, gaussian
 from cords_dp.config.settings import PrivacySettings, SubsetSettings
 from cords_dp.config.values import whole
 from cords_dp.errors import ConfigError
-from cords_dp.late import late_module
-from cords_dp.mechanisms.releases import Releases
 from cords_dp.planning.mechanism import Mechanism, Release, SelectionNoise
 from cords_dp.planning.schedule import EpochPlan, Sizes, subset_schedule
 from cords_dp.selection.context import Records, SelectionContext, Selector, Weights
-from cords_dp.selection.keys import check_weighing, wants_no_other_score
 from cords_dp.selection.pool import Pool
-from cords_dp.selection.tables import CONCENTRATIONS, best_branch, normalised, table_ratios
-
-if TYPE_CHECKING:
-    import torch
-else:  # planning needs no torch
-    torch = late_module("torch")
+from cords_dp.selection.releases import Releases
+from cords_dp.selection.shared import (
+    CONCENTRATIONS,
+    best_branch,
+    check_weighing,
+    normalised,
+    table_ratios,
+    wants_no_other_score,
+)
 
 _TABLE, _VALIDATION = "table", "validation table"
 _BEFORE = 0.5  # exponent of the class ratio while only labels are known: they cannot tell shift from label noise

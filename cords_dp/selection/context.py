@@ -4,24 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
 
-from cords_dp.late import late_module
-from cords_dp.mechanisms.releases import Releases
+from cords_dp.data import shards
 from cords_dp.planning.plan import PrivacyPlan
 from cords_dp.selection.last_layer import LastLayer, last_layer
 from cords_dp.selection.pool import Pool
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
-    from torch.utils.data import Dataset
-
-    from cords_dp.datasets import shards
-else:  # planning needs no torch
-    torch, shards = late_module("torch"), late_module("cords_dp.datasets.shards")
+from cords_dp.selection.releases import Releases
 
 Weights = Mapping[str, "Tensor"]  # a released state_dict
 

@@ -37,37 +37,25 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from cords_dp.accounting import (
-    TRAINING_DATA,
-    Bound,
-    Event,
-    ExponentialPicks,
-    GumbelFreeze,
-    advanced_composition,
-)
+from cords_dp.accounting import TRAINING_DATA, Bound, Event, ExponentialPicks, GumbelFreeze, advanced_composition
 from cords_dp.config.settings import PrivacySettings, SubsetSettings
 from cords_dp.config.values import flag, one_of, whole
 from cords_dp.errors import AccountingError, ConfigError
-from cords_dp.late import late_module
-from cords_dp.mechanisms.exponential import bounded_scores
-from cords_dp.mechanisms.releases import Releases
+from cords_dp.noise.primitives import bounded_scores
 from cords_dp.planning.mechanism import Mechanism, Release, SelectionNoise
 from cords_dp.planning.schedule import Sizes
 from cords_dp.selection.context import SelectionContext, Selector, Weights
-from cords_dp.selection.keys import check_selection_type, validation_gradient
 from cords_dp.selection.last_layer import LastLayer, LastLayerGradients, moved_sum, to_norm
 from cords_dp.selection.pool import Pool
+from cords_dp.selection.releases import Releases
 from cords_dp.selection.scores import get_score, score_records
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-else:  # planning needs no torch
-    torch = late_module("torch")
+from cords_dp.selection.shared import check_selection_type, validation_gradient
 
 _FROZEN = "Frozen"
 _GREEDY_VARIANTS = (_FROZEN, "RGreedy", "Stochastic", "Naive")
@@ -177,7 +165,7 @@ class Exponential(Mechanism):
             self._event(noise.on_training, privacy, sizes.k),
             delta,
             f"the subset, picked by score; {delta:g} (score)",
-            epsilon0=noise.on_training,
+            own_score=self.frozen and self.composition(privacy) != "paper",
         )
         if not self.reads_validation:
             return (picks,)

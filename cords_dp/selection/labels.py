@@ -23,26 +23,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+import torch
 
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, gaussian
 from cords_dp.config.settings import PrivacySettings, SubsetSettings
 from cords_dp.config.values import number
 from cords_dp.errors import ConfigError
-from cords_dp.late import late_module
-from cords_dp.mechanisms.releases import Releases
 from cords_dp.planning.mechanism import Mechanism, Release, SelectionNoise
 from cords_dp.planning.schedule import EpochPlan, Sizes, subset_schedule
 from cords_dp.selection.context import Records, SelectionContext, Selector, Weights
 from cords_dp.selection.pool import Pool
-from cords_dp.selection.tables import CONCENTRATIONS, rising, table_ratios
-
-if TYPE_CHECKING:
-    import torch
-else:  # planning needs no torch
-    torch = late_module("torch")
+from cords_dp.selection.releases import Releases
+from cords_dp.selection.shared import CONCENTRATIONS, rising, table_ratios
 
 # (labels, D's shares, ratios of V's shares to them, context) → pool
 PoolOfLabels = Callable[[np.ndarray, np.ndarray, np.ndarray, SelectionContext], Pool]

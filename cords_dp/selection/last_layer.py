@@ -11,23 +11,16 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
 
-from cords_dp.late import late_module
-from cords_dp.mechanisms import clip_factors, finite_or_zero
-from cords_dp.mechanisms.clipping import row_norms
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
 
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
-    from torch.utils.data import Dataset
-
-    from cords_dp.datasets import batches, features, shards
-    from cords_dp.half_rows import HalfRows
-else:  # planning needs no torch
-    torch = late_module("torch")
-    batches, features, shards = (late_module(f"cords_dp.datasets.{name}") for name in ("batches", "features", "shards"))
-
+from cords_dp.data import arrays as batches
+from cords_dp.data import feature_cache as features
+from cords_dp.data import shards
+from cords_dp.data.half_rows import HalfRows
+from cords_dp.noise.clipping import clip_factors, finite_or_zero, row_norms
 
 LossPerExample = Callable[["Tensor", "Tensor"], "Tensor"]
 _BATCH = 1024

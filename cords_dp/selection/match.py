@@ -37,30 +37,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
 
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, gaussian
 from cords_dp.config.settings import PrivacySettings, SubsetSettings
 from cords_dp.config.values import number, whole
-from cords_dp.late import late_module
-from cords_dp.mechanisms.quantile import tail_noise
-from cords_dp.mechanisms.releases import Releases
+from cords_dp.noise.primitives import tail_noise
 from cords_dp.planning.mechanism import Mechanism, Release, SelectionNoise
 from cords_dp.planning.schedule import EpochPlan, Sizes, subset_schedule
 from cords_dp.selection.context import Records, SelectionContext, Selector, Weights
-from cords_dp.selection.keys import check_scoring, check_weighing, wants_no_other_score
 from cords_dp.selection.last_layer import LastLayerGradients
 from cords_dp.selection.pool import Pool
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-    from torch.nn import functional as F
-else:  # planning needs no torch
-    torch = late_module("torch")
-    F = late_module("torch.nn.functional")
+from cords_dp.selection.releases import Releases
+from cords_dp.selection.shared import check_scoring, check_weighing, wants_no_other_score
 
 _SUM, _TAILS, _VALIDATION = "sum", "tail counts", "validation sum"
 _SHRINKAGE = 2.0  # ρ² below twice what noise explains counts as no difference; its spread is far below twice

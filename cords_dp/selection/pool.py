@@ -84,7 +84,10 @@ class Pool:
 
 
 def checked_pool(pool: object, n: int, branches: int = 0) -> Pool:
-    """What a strategy has handed over, if it is a pool of records of a training set of n."""
+    """What a strategy has handed over, if it is a pool of records of a training set of n.
+
+    It is built anew: a subclass may have skipped the checks, and a pool can be written to after it passed them.
+    """
     if not isinstance(pool, Pool):
         raise MechanismError(
             f"a private strategy hands over a cords_dp.Pool, not {type(pool).__name__}: which records may be drawn. "
@@ -92,6 +95,7 @@ def checked_pool(pool: object, n: int, branches: int = 0) -> Pool:
             "register_strategy(name, build, private=True) with build(context) returning Pool(indices, weights=None, "
             "chances=None), or an object whose pool(epoch) returns one"
         )
+    pool = Pool(pool.indices, pool.weights, pool.chances, pool.branch, pool.levels, bool(pool.own))
     if len(pool) and int(pool.indices.max()) >= n:
         raise MechanismError("a pool's indices lie outside the training set")
     if not (isinstance(pool.branch, int) and 0 <= pool.branch < max(1, branches)):

@@ -9,22 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from cords_dp.errors import ConfigError, MechanismError
-from cords_dp.late import late_module
-from cords_dp.mechanisms import finite_or_zero
-from cords_dp.mechanisms.releases import Releases
+from cords_dp.noise.clipping import finite_or_zero
 from cords_dp.selection.context import Records, SelectionContext, Weights
 from cords_dp.selection.last_layer import LastLayer, LastLayerGradients, moved_sum, to_norm
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-else:  # planning needs no torch
-    torch = late_module("torch")
+from cords_dp.selection.releases import Releases
 
 # (loss gradient at the logits, unit input of the last layer, released direction or zeros) → score
 RecordScore = Callable[["Tensor", "Tensor", "Tensor"], "Tensor"]

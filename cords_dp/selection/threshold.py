@@ -27,28 +27,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from cords_dp.accounting import TRAINING_DATA, gaussian
 from cords_dp.config.settings import PrivacySettings, SubsetSettings
 from cords_dp.config.values import number, whole
-from cords_dp.late import late_module
-from cords_dp.mechanisms.quantile import threshold_for
-from cords_dp.mechanisms.releases import Releases
+from cords_dp.noise.primitives import threshold_for
 from cords_dp.planning.mechanism import Mechanism, Release, SelectionNoise
 from cords_dp.planning.schedule import Sizes
 from cords_dp.selection.context import SelectionContext, Selector, Weights
-from cords_dp.selection.keys import check_scoring, validation_gradient
 from cords_dp.selection.pool import Pool
+from cords_dp.selection.releases import Releases
 from cords_dp.selection.scores import ScoredRecords, get_score
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-else:  # planning needs no torch
-    torch = late_module("torch")
+from cords_dp.selection.shared import check_scoring, validation_gradient
 
 _BLIND_SHARE = 0.9
 _THRESHOLDS, _SUMS, _VALIDATION = "thresholds", "sums", "validation gradient"

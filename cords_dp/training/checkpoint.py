@@ -3,78 +3,21 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from torch.optim import Optimizer
 
-from cords_dp.accounting import Ledger
+from cords_dp.accounting import TRAINING_DATA, Ledger, Reservation, epsilon_bound, ledger_under
 from cords_dp.errors import AccountingError, CordsDPError
 from cords_dp.files import remove_stale, write_durably
+from cords_dp.models.losses import CHECKPOINT_CLASSES
 from cords_dp.planning import PrivacyPlan
-from cords_dp.training.averaging import WeightAverage
-from cords_dp.training.evaluation import History
-from cords_dp.training.losses import RecordMSELoss
-
-_SAFE_CLASSES: list[Any] = [nn.CrossEntropyLoss, nn.MSELoss, RecordMSELoss, set]
-
-
-@dataclass
-class Progress:
-    """What training has come to, and what a checkpoint holds of it: released and public values only."""
-
-    model: nn.Module
-    optimizer: Optimizer
-    scheduler: Any
-    source: Any  # the strategy's loader or pool source
-    average: WeightAverage | None
-    history: History
-    branch: int | None = None  # of the plan, once a release has chosen it
-
-    def to_dict(self, epoch: int, loss: Any, ledger: Ledger | None) -> dict[str, Any]:
-        """CORDS' keys, and ours. ``ledger`` is None for a run that is not private."""
-        state: dict[str, Any] = {
-            "epoch": epoch,
-            "state_dict": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "loss": loss,
-            "metrics": self.history.columns(),
-            "rows": self.history.rows,
-            "scheduler": self.scheduler.state_dict() if self.scheduler is not None else None,
-        }
-        if ledger is not None:
-            state["ledger"] = ledger.id
-            selection = self.source.state() if hasattr(self.source, "state") else None
-            if selection is not None:
-                state["selection"] = selection
-            if self.branch is not None:
-                state["branch"] = self.branch
-        if self.average is not None:
-            state["average"] = {"state_dict": self.average.model.state_dict(), "steps": self.average.steps}
-        return state
-
-    def load(self, state: Mapping[str, Any]) -> int:
-        """Take over a checkpoint; return the epochs already done."""
-        self.model.load_state_dict(state["state_dict"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        if self.scheduler is not None and state.get("scheduler"):
-            self.scheduler.load_state_dict(state["scheduler"])
-        self.history.rows = list(state.get("rows", []))
-        if "selection" in state:
-            self.source.restore(state["selection"])
-        self.branch = state.get("branch")
-        if hasattr(self.source, "cur_epoch"):  # CORDS' loaders count epochs themselves
-            self.source.cur_epoch = state["epoch"] + 1
-        if self.average is not None and "average" in state:
-            self.average.model.load_state_dict(state["average"]["state_dict"])
-            self.average.steps = int(state["average"]["steps"])
-        return int(state["epoch"])
+from cords_dp.planning.statement import STATEMENT
 
 
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
@@ -86,16 +29,20 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
 
 def load_checkpoint(path: Path, device: str) -> dict[str, Any]:
     try:
-        with torch.serialization.safe_globals(_SAFE_CLASSES):
+        with torch.serialization.safe_globals(CHECKPOINT_CLASSES):
             return torch.load(path, map_location=device, weights_only=True)
     except Exception as error:
         raise CordsDPError(f"the checkpoint {path.name} cannot be read: {error}") from error
 
 
+def log_folder(logger: logging.Logger) -> Path:
+    """The folder of a logger's file."""
+    return Path(next(h.baseFilename for h in logger.handlers if isinstance(h, logging.FileHandler))).parent
+
+
 def checkpoint_path(config: Mapping[str, Any], logger: logging.Logger) -> Path:
     """Where CORDS keeps its checkpoint: the log folder's path below ``ckpt.dir``."""
-    log_file = next(h.baseFilename for h in logger.handlers if isinstance(h, logging.FileHandler))
-    below = Path(log_file).parent.relative_to(Path(config["train_args"]["results_dir"]).expanduser().resolve())
+    below = log_folder(logger).relative_to(Path(config["train_args"]["results_dir"]).expanduser().resolve())
     return Path(config["ckpt"].get("dir") or "results").expanduser().resolve() / below / "model.pt"
 
 
@@ -103,34 +50,38 @@ def ledger_path(checkpoint: Path) -> Path:
     return checkpoint.parent / "ledger.jsonl"
 
 
-def run_id(checkpoint: Path, *, resume: bool) -> str:
+def run_id(checkpoint: Path, plan: PrivacyPlan, *, resume: bool) -> str:
     """The name of the run in its ledger and in an account: that of the run which is resumed, or a new one."""
     path = ledger_path(checkpoint)
-    return Ledger.id_of(path) if resume and path.is_file() else secrets.token_hex(8)
+    return Ledger.id_of(path, plan.fingerprint) if resume and path.is_file() else secrets.token_hex(8)
 
 
-def open_ledger(plan: PrivacyPlan | None, checkpoint: Path, *, resume: bool, binding: str, name: str) -> Ledger:
+def open_ledger(
+    plan: PrivacyPlan,
+    checkpoint: Path,
+    *,
+    resume: bool,
+    binding: str,
+    name: str,
+    reservation: Reservation | None = None,
+) -> Ledger:
     """The ledger beside a checkpoint: the one that is there when a run resumes, or a new one."""
-    if plan is None:
-        return Ledger()
     path = ledger_path(checkpoint)
     if path.parent.is_dir():
         remove_stale(path.parent)  # an attempt that was killed in its first write has left no ledger, but its beginning
-    if resume and path.is_file():
-        return Ledger.load(path, plan.entries(), plan.fingerprint, binding)
     if not resume:
         # Another run's releases stay on record, and its weights must not be continued under this ledger.
         _set_aside(path, checkpoint)
-    ledger = Ledger(allowance=plan.entries(), path=path, fingerprint=plan.fingerprint, binding=binding, id=name)
-    ledger.save()
-    return ledger
+    return ledger_under(
+        reservation, path, plan.entries(), fingerprint=plan.fingerprint, binding=binding, name=name, resume=resume
+    )
 
 
-def refuse_foreign(state: Mapping[str, Any], ledger: Ledger, path: Path) -> None:
+def refuse_foreign(state: Mapping[str, Any], ledger: Ledger) -> None:
     """A checkpoint is continued only under the ledger that it was written under."""
     if state.get("ledger") != ledger.id:
         raise AccountingError(
-            f"the checkpoint {path.name} was not written under the ledger beside it, so what its weights cost is "
+            "the checkpoint was not written under the ledger beside it, so what its weights cost is "
             "unknown; start afresh in another folder"
         )
 
@@ -143,3 +94,40 @@ def _set_aside(*paths: Path) -> None:
     for path in paths:
         if path.exists():
             path.rename(path.with_name(f"{path.stem}-{number}{path.suffix}"))
+
+
+def spent_before(checkpoint: Path, plan: PrivacyPlan | None, folders: Sequence[Path]) -> str | None:
+    """Return a warning about what an unfinished earlier run has spent; None where there is no such run.
+
+    A run that ended has left a statement with the name of its ledger in one of ``folders``.
+    """
+    path = ledger_path(checkpoint)
+    if plan is None or plan.noiseless or not path.is_file():
+        return None
+    try:
+        earlier = Ledger.read(path)
+    except AccountingError as error:  # it will be set aside all the same
+        return f"What an earlier run in this folder has spent is unknown: {error}."
+    if not earlier.charges or any(_states(folder, earlier) for folder in folders):
+        return None
+    if earlier.fingerprint == plan.fingerprint:
+        spent, with_what = plan.spent(earlier, quick=True).training_data, ""
+    else:  # this plan's accounting is not that run's: its subset may be secret, say
+        spent = epsilon_bound(earlier.events(TRAINING_DATA), plan.delta, "quick")
+        with_what = ", with the config of that run,"
+    words = (
+        f"An earlier run in this folder did not end (it left no statement) and has spent epsilon {spent.epsilon:.4f} "
+        f"on D, at delta {plan.delta:.3g}. This run begins anew and adds to that"
+    )
+    if plan.subset.secret_subset:  # cannot be resumed
+        return f"{words}."
+    return f"{words}; --resume (ckpt.is_load){with_what} would have gone on with it."
+
+
+def _states(folder: Path, ledger: Ledger) -> bool:
+    """Is the statement in this folder that of the run with this ledger?"""
+    try:
+        report = json.loads((folder / STATEMENT[0]).read_text())
+        return report["ledger"]["id"] == ledger.id
+    except (OSError, ValueError, KeyError, TypeError):
+        return False

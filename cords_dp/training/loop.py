@@ -1,5 +1,8 @@
 """Private loaders for a training loop of the user's own, in place of CORDS' loaders of the same names.
 
+The guarantee holds only for a loop that decides nothing by exact values of its batches: a learning rate that follows a
+batch or its loss, a step that is skipped or a stop because of them tells of single records, and nothing prevents it.
+
     dataloader = GLISTERDPDataLoader(trainloader, valloader, dss_args, logger, batch_size=20, privacy=dict(epsilon=3))
     model, optimizer = dataloader.make_private(model, optimizer)
 
@@ -11,60 +14,65 @@ Unit and relation as for a run (`planning.plan`). Released, to whoever gets the 
 Poisson-subsampled Gaussian event each, sensitivity C, charged to D) and what the mechanism's `releases` list, charged
 to D or V. The plan is made when the loader is, from public sizes alone.
 
-- An epoch is charged when its first batch is asked for, all its steps at once (`epochs.PrivateEpochs`). Breaking out
+- An epoch is charged when its first batch is asked for, all its steps at once (`session.PrivateSession`). Breaking out
   of it, skipping a step and starting over forgo steps that stay charged. More epochs than planned are refused.
-- A step is taken by the engine, on the batch that the loader drew, inside a charged step (`steps.ChargedSteps`). What
-  the loop computes of the batch enters the weights nowhere. One batch is good for one step (`turn.Turn`), and the
-  optimizer that was handed in refuses to step by itself (`loop_optimizer.LoopOptimizer`).
-- Not covered: what the loop itself shows of its batches, such as their sizes and losses; and code of the loop that
-  writes to the weights, which no interface in Python prevents.
+- A step is taken by the session, on the batch that the loader drew, inside a charged step. What the loop computes of
+  the batch enters the weights nowhere; its loss is only compared, so that a mistake in it is noticed (`DrawnBatch`).
+  One batch is good for one step, and the optimizer that was handed in refuses to step by itself (`LoopOptimizer`).
+- Not covered: what the loop itself shows of its batches, such as their sizes and losses; what it decides by them; and
+  code of the loop that writes to the weights. No interface in Python prevents either.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import json
 import logging
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from cords_dp.accounting import Account, Ledger
+import cords_dp.cords  # noqa: F401 - CORDS' modules, which a script with a loop imports next, would fail without it
+from cords_dp.accounting import Ledger
 from cords_dp.config.settings import AUTO
 from cords_dp.config.values import suggest, whole
-from cords_dp.dataloaders.poisson import Batch
-from cords_dp.datasets import GuardedDataset, Splits, checked_splits, data_binding
-from cords_dp.distributed import World, current_world
+from cords_dp.data.arrays import Splits
+from cords_dp.data.handed_over import GuardedDataset, checked_splits
 from cords_dp.errors import BudgetExceededError, ConfigError, MechanismError
-from cords_dp.files import write_durably
-from cords_dp.mechanisms.noise import noise_source
-from cords_dp.models import check_input, make_private_ready
+from cords_dp.models.build import check_input
+from cords_dp.models.private import make_private_ready
 from cords_dp.planning import Cost, PrivacyPlan
-from cords_dp.planning.statement import privacy_markdown, privacy_report
-from cords_dp.seeding import Streams, seed_global_generators
-from cords_dp.training.checkpoint import Progress, open_ledger
-from cords_dp.training.epochs import PrivateEpochs
-from cords_dp.training.evaluation import History
-from cords_dp.training.loop_optimizer import LoopOptimizer, follow
-from cords_dp.training.run import resolve
-from cords_dp.training.source import build_source
-from cords_dp.training.stepping import build_engine
-from cords_dp.training.steps import ChargedSteps
-from cords_dp.training.turn import Turn
+from cords_dp.planning.statement import privacy_report, write_statement
+from cords_dp.processes import current_world
+from cords_dp.training.poisson import Batch
+from cords_dp.training.resolve import resolve
+from cords_dp.training.session import PrivateSession
 
 _LIVE = ("model", "loss", "eta", "num_classes", "num_epochs", "device", "collate_fn")  # CORDS' objects in dss_args
 _MEANINGLESS = ("shuffle", "pin_memory", "num_workers", "drop_last")  # DataLoader's; batches are Poisson draws here
-_SHOWN_BY_THE_LOOP = "what the training loop itself shows of its batches: their sizes, losses and accuracies"
+_ONLY_IF = (
+    "This holds only if the training loop decided nothing by exact values of its batches: no learning rate that "
+    "follows a batch or its loss, no step skipped and no stop because of them. cords_dp cannot see whether it did; if "
+    "so, single records may show in the weights. "
+)
+_OF_THE_LOOP = (
+    "what the training loop decides by exact values of its batches: learning rates, skipped steps, when to stop",
+    "what the training loop itself shows of its batches: their sizes, losses and accuracies",
+)
 
 
 class PrivateLoader:
-    """One private run, batch by batch. ``plan`` and ``ledger`` say what it may cost and has cost.
+    """One private run, batch by batch, if the loop decides nothing by exact values of its batches.
+
+    A learning rate that follows a batch or its loss, a step that is skipped or a stop because of them lets single
+    records show in the weights, and cannot be prevented here. ``plan`` and ``ledger`` say what the run may cost and has
+    cost.
 
     batch_size: the *expected* size; "auto" lets the plan choose. privacy: the section of a config. folder: where ledger
     and statement lie, by default beside the logger's file; without either the ledger is in memory.
@@ -90,15 +98,18 @@ class PrivateLoader:
             _config(self.strategy, dss_args, privacy, batch_size), own_data=True, own_model=True, plan=False
         )
         self._check_run()
+        for warning in self._run.notes:
+            self.logger.warning(warning)
         self._data = _splits(trainloader, valloader, dss_args)
         sizes = [len(loader.dataset) if loader is not None else 0 for loader in (trainloader, valloader)]  # type: ignore[arg-type]
         plan = self._run.plan(*sizes)
         assert plan is not None
         self.plan: PrivacyPlan = plan
-        self.ledger = self._open_ledger()
-        self._epochs: PrivateEpochs | None = None
+        beside = None if self.folder is None else self.folder / "private-loop.pt"
+        # never closed: nobody can say when a loop has ended, so its whole plan counts in an account
+        self._session = PrivateSession(self._run, plan, checkpoint=beside, resumable=False, logger=self.logger)
         self._optimizer: LoopOptimizer | None = None
-        self._turn: Turn | None = None
+        self._batch: DrawnBatch | None = None
         self._epoch, self._drawing = 0, False
 
     def _check_run(self) -> None:
@@ -107,19 +118,9 @@ class PrivateLoader:
         if privacy.ema_decay:
             raise ConfigError("privacy.ema_decay", privacy.ema_decay, "a loop of your own keeps its own average")
 
-    def _open_ledger(self) -> Ledger:
-        binding = data_binding(self._run.config, None, self._data)
-        entries = self.plan.entries()
-        if self.folder is None:
-            ledger = Ledger(allowance=entries, fingerprint=self.plan.fingerprint, binding=binding)
-        else:
-            own = Ledger()  # a fresh name
-            beside = self.folder / "private-loop.pt"
-            ledger = open_ledger(self.plan, beside, resume=False, binding=binding, name=own.id)
-        if self.plan.privacy.account is not None and entries:
-            # never settled: nobody can say when a loop has ended, so the whole plan counts
-            Account.read(Path(self.plan.privacy.account).expanduser()).reserve(ledger.id, entries)
-        return ledger
+    @property
+    def ledger(self) -> Ledger:
+        return self._session.ledger
 
     # -- making a model private -------------------------------------------------------------------------
 
@@ -129,7 +130,7 @@ class PrivateLoader:
         Steps are taken by a twin that shares the model's weights, so the model itself stays free of hooks that
         per-example gradients need, and can be saved and evaluated as always.
         """
-        if self._epochs is not None:
+        if self._optimizer is not None:
             raise MechanismError("a loader is one private run, with one model: make another loader for another model")
         if current_world().size > 1:
             raise MechanismError("a loop of your own runs in one process; TrainClassifier trains in several")
@@ -140,27 +141,14 @@ class PrivateLoader:
         device = next(ready.parameters()).device
         ready.to(device)
         check_input(ready, self._data.train[0][0])
-        run = self._run = replace(
-            self._run.with_plan(self.plan, optimizer.param_groups[0]["lr"]), own_device=str(device)
-        )
-        streams = self._streams()
-        seed_global_generators(streams, rank=0)
-        source = build_source(
-            run, self.plan, self.ledger, streams, self._data, ready, self._loss, optimizer, None, self.logger
-        )
+        session, rate = self._session, optimizer.param_groups[0]["lr"]
+        session.run = replace(self._run.with_plan(self.plan, rate), own_device=str(device))
+        session.open(self._data, ready, built=False, features=False)
         twin = copy.deepcopy(ready, {id(p): p for p in ready.parameters()}).train()
-        noise = noise_source(streams.numpy("noise"), secure=self.plan.privacy.secure_noise)
-        steps = ChargedSteps(self.ledger, noise)
-        engine = build_engine(run, self.plan, self._data, twin, optimizer, self._loss, streams, steps)
-        progress = Progress(ready, optimizer, None, source, None, History())
-        coins = streams.numpy("batches")
-        self._epochs = PrivateEpochs(run, self.plan, self._data.train, progress, engine, steps, coins, World())
+        session.equip(self._loss, optimizer, stepped=twin)
         self._optimizer = LoopOptimizer(optimizer, self._take_step)
         self._watch(ready)
         return ready, self._optimizer
-
-    def _streams(self) -> Streams:
-        return Streams(context=f"{self.plan.fingerprint} loop", reproducible=self.plan.privacy.reproducible_noise)
 
     # -- batches and steps --------------------------------------------------------------------------------
 
@@ -171,14 +159,14 @@ class PrivateLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         """The batches of the next epoch. It is charged as a whole when the first of them is asked for."""
-        epochs, epoch = self._begin_epoch()
+        epoch = self._begin_epoch()
         try:
-            for batch in epochs.batches(epoch):
-                self._turn = Turn(*batch)
+            for batch in self._session.batches(epoch):
+                self._batch = DrawnBatch(*batch)
                 if len(batch[1]):
                     yield batch[0].clone(), batch[1].clone(), batch[2].clone()  # the step's own stay as they were drawn
                 else:  # few models can read an empty batch, and its step is one like any other
-                    self._turn.checked = True
+                    self._batch.checked = True
                     assert self._optimizer is not None
                     self._optimizer.step()
                 if self._epoch != epoch:
@@ -186,30 +174,28 @@ class PrivateLoader:
         finally:
             self._drawing = self._drawing and self._epoch != epoch
 
-    def _begin_epoch(self) -> tuple[PrivateEpochs, int]:
-        if self._epochs is None:
+    def _begin_epoch(self) -> int:
+        if self._optimizer is None:
             raise MechanismError("first write  model, optimizer = dataloader.make_private(model, optimizer)")
         if self._epoch >= self._run.epochs:
             raise BudgetExceededError(
                 f"the plan pays for {self._run.epochs} epochs (dss_args.num_epochs) and all have begun"
             )
-        self._epoch, self._drawing, self._turn = self._epoch + 1, True, None
-        return self._epochs, self._epoch
+        self._epoch, self._drawing, self._batch = self._epoch + 1, True, None
+        return self._epoch
 
     def _take_step(self) -> None:
-        if self._turn is None or self._epochs is None:
+        if self._batch is None:
             raise MechanismError("there is no batch to step on: a step belongs to a batch that the loader has drawn")
-        turn, epochs = self._turn, self._epochs
-        turn.take()
-        with epochs.steps.one() if not self.plan.noiseless else contextlib.nullcontext():
-            epochs.engine.step(*(part.to(self._run.device) for part in (turn.x, turn.y, turn.weights)))
+        self._batch.take()
+        self._session.step((self._batch.x, self._batch.y, self._batch.weights))
 
     def _watch(self, model: nn.Module) -> None:
         """Let every forward pass of the loop be seen. A plain function: copies of the model do not copy the loader."""
 
         def seen(module: nn.Module, inputs: tuple[object, ...], outputs: object) -> None:
-            if self._turn is not None:
-                self._turn.watch(module, inputs, outputs, self._loss)
+            if self._batch is not None:
+                self._batch.watch(module, inputs, outputs, self._loss)
 
         model.register_forward_hook(seen)
 
@@ -217,34 +203,44 @@ class PrivateLoader:
 
     def spent(self) -> Cost:
         """What has been charged so far, in (ε, δ)."""
-        return self.plan.spent(self.ledger)
+        return self._session.spent()
 
     def statement(self, folder: str | Path | None = None) -> str:
-        """Write privacy.json and privacy.md, by default beside the log, and return the latter."""
+        """Write privacy.json and privacy.md, by default beside the log, and return the latter.
+
+        It begins with what only the loop's author can know: whether the loop decides anything by exact values.
+        """
         report = privacy_report(self.plan, self.ledger, unused_keys=self._run.unused)
+        if report["private"]:
+            report["statement"] = _ONLY_IF + report["statement"]
         if "not_covered" in report:
-            report["not_covered"].append(_SHOWN_BY_THE_LOOP)
-        text = privacy_markdown(report)
-        place = Path(folder) if folder is not None else self.folder or Path()
-        write_durably(place / "privacy.json", json.dumps(report, indent=2))
-        write_durably(place / "privacy.md", text)
-        return text
+            report["not_covered"] = [*_OF_THE_LOOP, *report["not_covered"]]
+        return write_statement(Path(folder) if folder is not None else self.folder or Path(), report)
 
 
 class FullDPDataLoader(PrivateLoader):
-    """DP-SGD on all records: ``FullDPDataLoader(trainloader, dss_args, logger, batch_size=…, privacy=…)``."""
+    """DP-SGD on all records, for a loop that decides nothing (learning rate, stopping) by exact values of its batches.
+
+    ``FullDPDataLoader(trainloader, dss_args, logger, batch_size=…, privacy=…)``; see `PrivateLoader`.
+    """
 
     strategy = "FullDP"
 
 
 class RandomDPDataLoader(PrivateLoader):
-    """DP-SGD on a random subset, in place of CORDS' RandomDataLoader."""
+    """DP-SGD on a subset, for a loop that decides nothing (learning rate, stopping) by exact values of its batches.
+
+    In place of CORDS' RandomDataLoader; see `PrivateLoader`.
+    """
 
     strategy = "RandomDP"
 
 
 class GLISTERDPDataLoader(PrivateLoader):
-    """DP-SGD on records chosen privately, in place of CORDS' GLISTERDataLoader."""
+    """DP-SGD on a selection, for a loop that decides nothing (learning rate, stopping) by exact values of its batches.
+
+    In place of CORDS' GLISTERDataLoader; see `PrivateLoader`.
+    """
 
     strategy = "GLISTERDP"
 
@@ -321,4 +317,128 @@ def _folder(given: str | Path | None, logger: logging.Logger) -> Path | None:
     return Path(files[0]).parent if files else None
 
 
-__all__ = ["FullDPDataLoader", "GLISTERDPDataLoader", "PrivateLoader", "RandomDPDataLoader"]
+class LoopOptimizer(Optimizer):
+    """Looks like the user's optimizer to loops, schedulers and Lightning; ``step`` hands over to the private engine.
+
+    The user's optimizer stays the one that changes weights, from inside the engine. Called from anywhere else it
+    refuses: its gradients would be exact.
+    """
+
+    def __init__(self, original: Optimizer, take_step: Callable[[], None]):
+        # torch's own constructor would make groups of its own; these stay the original's
+        self.original, self._take_step, self._inside = original, take_step, False
+        self.defaults = original.defaults
+        original.register_step_pre_hook(self._refuse_outside)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        return self.original.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        return self.original.state
+
+    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+        return self.original.state_dict()
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        self.original.load_state_dict(state_dict)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.original.zero_grad(set_to_none)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """One private step on the batch that was drawn last. ``closure`` computes its loss, as Lightning asks."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._inside = True
+        try:
+            self._take_step()
+        finally:
+            self._inside = False
+        return loss
+
+    def _refuse_outside(self, *_: Any) -> None:
+        if not self._inside:
+            raise MechanismError(
+                "this optimizer was made private: step with the one that make_private returned, as in "
+                "model, optimizer = loader.make_private(model, optimizer)"
+            )
+
+
+def follow(optimizer: Optimizer, old: nn.Module, new: nn.Module) -> None:
+    """Let an optimizer of ``old``'s weights go on with ``new``'s, by name: layers were replaced."""
+    if old is new:
+        return
+    if optimizer.state:
+        raise MechanismError("the optimizer has taken steps already: make it private before the first")
+    names = {id(p): name for name, p in old.named_parameters()}
+    weights = dict(new.named_parameters())
+    for group in optimizer.param_groups:
+        try:
+            group["params"] = [weights[names[id(p)]] for p in group["params"]]
+        except KeyError:
+            raise MechanismError("the optimizer holds weights that are not the model's") from None
+
+
+_TOLERANCE = 1e-3  # of the gradient that a sum of weighted losses has
+_FIX = (
+    "the gradient of this loss is not the sum over records of weight · loss. A private step adds up each record's own "
+    "clipped gradient and divides by the public batch size; whoever divides by weights.sum() or by the number of "
+    "records lets one record change what the others count. Write  loss = torch.dot(losses, weights)  with losses by "
+    "the loss in dss_args, reduction='none'"
+)
+
+
+@dataclass
+class DrawnBatch:
+    """A drawn batch. ``checked``: its loss was seen to be the right one. ``taken``: its step was taken."""
+
+    x: Tensor
+    y: Tensor
+    weights: Tensor
+    checked: bool = False
+    taken: bool = False
+
+    def watch(self, model: nn.Module, inputs: tuple[object, ...], outputs: object, loss: nn.Module) -> None:
+        """A forward pass in training: its records must be this batch's, and what flows back is checked."""
+        if not (model.training and torch.is_grad_enabled() and isinstance(outputs, Tensor) and not self.taken):
+            return
+        given = inputs[0] if inputs else None
+        if not isinstance(given, Tensor) or not _same(given, self.x):
+            raise MechanismError(
+                "the model was given other records than the batch that was drawn: steps are taken on the batch as it "
+                "is. Change records in the dataset (or use privacy.augmentations), and evaluate in model.eval()"
+            )
+        outputs.register_hook(partial(self._check, outputs.detach(), loss))
+
+    def _check(self, outputs: Tensor, loss: Callable[[Tensor, Tensor], Tensor], gradient: Tensor) -> None:
+        logits = outputs.clone().requires_grad_()
+        with torch.enable_grad():
+            losses = loss(logits, self.y.to(logits.device))
+            total = (losses.reshape(len(self.y), -1).sum(dim=1) * self.weights.to(losses)).sum()
+        (expected,) = torch.autograd.grad(total, logits)
+        # a record that is not finite is the engine's to leave out; it must not show here
+        finite = torch.isfinite(expected).reshape(len(expected), -1).all(dim=1)
+        expected, gradient = expected[finite], gradient[finite]
+        if not float((gradient - expected).norm()) <= _TOLERANCE * float(expected.norm()):
+            raise MechanismError(_FIX)
+        self.checked = True
+
+    def take(self) -> None:
+        """Claim this batch's step: once, and after its loss."""
+        if self.taken:
+            raise MechanismError(
+                "each batch is good for one step, and this one was taken: a second would be charged to nobody"
+            )
+        if not self.checked:
+            raise MechanismError("call loss.backward() on this batch's loss before optimizer.step()")
+        self.taken = True
+
+
+def _same(given: Tensor, drawn: Tensor) -> bool:
+    return given.shape == drawn.shape and bool(
+        torch.equal(given.detach().to(drawn.device).nan_to_num(), drawn.nan_to_num())
+    )

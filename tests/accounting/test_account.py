@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,12 +22,13 @@ from cords_dp.accounting import (
     Account,
     BranchMaximum,
     Entry,
+    Ledger,
     PoissonGaussian,
     RenyiFilter,
     epsilon_bound,
     gaussian,
 )
-from cords_dp.accounting.holding import paid_events
+from cords_dp.accounting.account import paid_events
 from cords_dp.accounting.journal import Journal
 from cords_dp.errors import AccountingError, BudgetExceededError
 
@@ -169,6 +171,88 @@ def test_charges_beyond_the_reservation_are_counted_and_reported(account):
 def test_who_never_reserved_cannot_settle(account):
     with pytest.raises(AccountingError, match="no reservation"):
         account.settle("a", plan(1))
+
+
+def test_what_a_run_is_known_to_have_charged_never_becomes_less(account):
+    """A resume that was refused settled the empty ledger of a constructor, and everything was free again."""
+    reservation = account.reserve("a", plan(500))
+    reservation.settle(plan(300))
+    account.reserve("a", plan(500)).settle([])
+    assert account.holdings()["a"].entries == tuple(plan(300))
+
+
+# --- copies of a run's folder ------------------------------------------------------------------------------
+
+
+def ledger_of(account, path, steps=100):
+    reservation = account.reserve("run", plan(steps))
+    ledger = Ledger(tuple(plan(steps)), path, id="run", witness=reservation.witness)
+    ledger.save()
+    return ledger
+
+
+def resumed(account, path, steps=100):
+    return Ledger.load(path, tuple(plan(steps)), witness=account.reserve("run", plan(steps)).witness)
+
+
+def charge(ledger, steps=10):
+    ledger.charge(TRAINING_DATA, "training", STEP.with_count(steps))
+
+
+@pytest.mark.parametrize("when", ["before the first charge", "in between", "at the end"])
+def test_of_several_copies_of_a_folder_one_goes_on(account, tmp_path, when):
+    """A run killed, its folder copied, both resumed: one reservation paid for both."""
+    original, copy = tmp_path / "a" / "ledger.jsonl", tmp_path / "b" / "ledger.jsonl"
+    ledger = ledger_of(account, original)
+    copy.parent.mkdir()
+    if when == "before the first charge":
+        shutil.copy(original, copy)
+    charge(ledger)
+    if when == "in between":
+        shutil.copy(original, copy)
+    charge(ledger)
+    ledger.close()
+    if when == "at the end":
+        shutil.copy(original, copy)
+        resumed(account, original).close()
+    for _ in range(2):  # a refused attempt leaves a record in the copy
+        with pytest.raises(AccountingError, match="has come further"):
+            resumed(account, copy)
+    again = resumed(account, original)
+    charge(again)
+    again.close()
+
+
+def test_a_copy_that_goes_on_first_stops_the_original(account, tmp_path):
+    ledger = ledger_of(account, tmp_path / "a" / "ledger.jsonl")
+    charge(ledger)
+    (tmp_path / "b").mkdir()
+    copy = shutil.copy(ledger.path, tmp_path / "b" / "ledger.jsonl")
+    resumed(account, copy).close()
+    with pytest.raises(AccountingError, match="has come further"):
+        charge(ledger)
+
+
+def test_a_kill_between_a_record_and_its_witness_does_not_end_the_run(account, tmp_path):
+    ledger = ledger_of(account, tmp_path / "ledger.jsonl")
+    charge(ledger)
+    ledger.witness = lambda known_by, head: (_ for _ in ()).throw(KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        charge(ledger)
+    ledger.close()
+    again = resumed(account, ledger.path)
+    assert sum(e.event.count for e in again.entries) == 20
+    charge(again)
+
+
+def test_a_lost_mark_ends_the_run(account, tmp_path):
+    """Fail closed: without it nobody knows how far the run has come."""
+    ledger = ledger_of(account, tmp_path / "ledger.jsonl")
+    charge(ledger)
+    ledger.close()
+    (account.path.with_name(account.path.name + ".runs") / "run").unlink()
+    with pytest.raises(AccountingError, match="has come further"):
+        resumed(account, ledger.path)
 
 
 RUNS, STEPS = st.sampled_from("abc"), st.sampled_from([100, 300, 600, 900])  # few, for the accountants' caches

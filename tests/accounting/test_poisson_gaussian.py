@@ -14,7 +14,7 @@ from scipy import special
 from cords_dp.accounting import PoissonGaussian, composition, epsilon_bound, gaussian
 from cords_dp.accounting import poisson_gaussian as module
 from cords_dp.accounting.events import PLD_STEP
-from cords_dp.accounting.profiles import directions, knots
+from cords_dp.accounting.pld import directions, knots
 
 
 def rdp_by_integration(event, order):

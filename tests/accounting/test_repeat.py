@@ -24,7 +24,7 @@ from cords_dp.accounting import (
 from cords_dp.accounting.events import Event, from_dict, to_dict
 from cords_dp.accounting.renyi_filter import RenyiFilter
 from cords_dp.errors import AccountingError
-from cords_dp.mechanisms.noise import secure_generator
+from cords_dp.noise.generators import secure_generator
 
 LAWS = [(10.0, 1.0), (10.0, 0.0), (30.0, 0.5), (2.0, 3.0)]
 
@@ -154,7 +154,8 @@ def test_no_mechanism_with_few_outputs_exceeds_the_price(mean, shape):
         q = p * np.exp(rng.uniform(-0.4, 0.4, 4))
         p, q = p / p.sum(), q / q.sum()
         event = RepeatAndSelect.__new__(RepeatAndSelect)
-        for name, value in (("trial", (TwoPoint(p, q),)), ("mean", mean), ("shape", shape), ("count", 1)):
+        fields = {"trial": (TwoPoint(p, q),), "mean": mean, "shape": shape, "count": 1, "orders": None}
+        for name, value in fields.items():
             object.__setattr__(event, name, value)
         one, other = law_of_the_best(p, chances), law_of_the_best(q, chances)
         for order in (2.0, 4.0, 16.0):
@@ -182,6 +183,27 @@ def test_ledgers_and_filters_hold_it(tmp_path):
     ledger.close()
     assert Ledger.load(tmp_path / "ledger.jsonl").events(TRAINING_DATA) == [event]
     assert 0 < RenyiFilter(8.0, 1e-5).share([event]) < math.inf
+
+
+def test_at_an_order_that_was_not_compared_the_next_larger_one_counts_and_beyond_them_nothing_is_known():
+    trial = (PoissonGaussian(2.0, 0.1, 100),)
+    everywhere, event = RepeatAndSelect(trial, 10.0, 1.0), RepeatAndSelect(trial, 10.0, 1.0, orders=(20.0, 5.0))
+    second = min(2 * ((1 - 1 / a) * 100 * trial[0].rdp(a) + math.log(10) / a) for a in (5, 20))
+    for order, known in ((2.0, 5.0), (4.9, 5.0), (5.0, 5.0), (5.1, 20.0), (20.0, 20.0)):
+        assert event.rdp(order) == pytest.approx(100 * trial[0].rdp(known) + second + math.log(10) / (order - 1))
+        assert event.rdp(order) >= everywhere.rdp(order)
+    assert event.rdp(20.5) == math.inf
+    assert event.second_order in (5.0, 20.0)
+
+
+def test_orders_are_kept_and_an_event_without_them_is_read_as_before():
+    event = RepeatAndSelect((gaussian(5.0),), 10.0, 1.0, orders=(3, 7.5))
+    assert from_dict(to_dict(event)) == event
+    before = {"kind": "repeat_and_select", "trial": [to_dict(gaussian(5.0))], "mean": 10.0, "shape": 1.0, "count": 1}
+    assert to_dict(from_dict(before)) == before  # as version 0.2.0 wrote them
+    for orders in ((), (1.0,), (2.0, math.inf), (math.nan,)):
+        with pytest.raises(AccountingError):
+            RepeatAndSelect((gaussian(5.0),), 10.0, 1.0, orders=orders)
 
 
 def test_an_empty_trial_is_refused():

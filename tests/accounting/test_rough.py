@@ -6,14 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cords_dp.accounting import (
-    BranchMaximum,
-    ExponentialPicks,
-    GumbelFreeze,
-    PoissonGaussian,
-    epsilon_bound,
-    gaussian,
-)
+from cords_dp.accounting import BranchMaximum, ExponentialPicks, GumbelFreeze, PoissonGaussian, epsilon_bound, gaussian
 from cords_dp.accounting.composition import GLANCE, ROUGH
 
 LISTS = [
@@ -53,7 +46,7 @@ def test_events_without_a_pair_are_bounded_by_rdp_at_fewer_orders(accountant):
 
 def test_configs_cannot_ask_for_them(make_config):
     from cords_dp.errors import ConfigError
-    from cords_dp.training import resolve
+    from cords_dp.training.resolve import resolve
 
     for accountant in (ROUGH, GLANCE):
         with pytest.raises(ConfigError, match=r"privacy\.accountant"):

@@ -15,8 +15,8 @@ from cords_dp.cli import main
 from cords_dp.config import config_for
 from cords_dp.errors import ConfigError
 from cords_dp.selection import Pool
-from cords_dp.training import epochs
-from cords_dp.training.noisy_sum import _NoisySum
+from cords_dp.training import session as epochs
+from cords_dp.training.step import NoisySumOptimizer
 
 pytestmark = pytest.mark.slow  # whole audits, minutes of drawing
 
@@ -43,14 +43,14 @@ def test_sound_runs_pass(strategy):
 
 
 def test_half_the_noise_is_caught(monkeypatch):
-    real = _NoisySum._noise_like
-    monkeypatch.setattr(_NoisySum, "_noise_like", lambda self, p: real(self, p) / 2)
+    real = NoisySumOptimizer._noise_like
+    monkeypatch.setattr(NoisySumOptimizer, "_noise_like", lambda self, p: real(self, p) / 2)
     assert ("steps, drawn", "one run, trade-off") in failing(audit(config(), count=800))
 
 
 def test_a_run_without_noise_is_caught_by_guesses_alone(monkeypatch):
-    real = _NoisySum._noise_like
-    monkeypatch.setattr(_NoisySum, "_noise_like", lambda self, p: real(self, p) / 100)
+    real = NoisySumOptimizer._noise_like
+    monkeypatch.setattr(NoisySumOptimizer, "_noise_like", lambda self, p: real(self, p) / 100)
     caught = failing(audit(config(), count=500, epsilon=1.0))
     assert {("steps", "one run, guesses"), ("final losses", "one run, guesses")} <= caught
 
@@ -93,7 +93,7 @@ def test_the_command_prints_a_table_and_tells_by_its_code(tmp_path, capsys, monk
     assert "all" in capsys.readouterr().out
     assert json.loads((tmp_path / "audit.json").read_text())["passed"]
     assert (tmp_path / "audit.png").stat().st_size > 0
-    real = _NoisySum._noise_like
-    monkeypatch.setattr(_NoisySum, "_noise_like", lambda self, p: real(self, p) / 10)
+    real = NoisySumOptimizer._noise_like
+    monkeypatch.setattr(NoisySumOptimizer, "_noise_like", lambda self, p: real(self, p) / 10)
     assert main([*command, "--json"]) == 1
     assert not json.loads(capsys.readouterr().out)["passed"]

@@ -10,7 +10,7 @@ from conftest import REPOSITORY
 
 from cords_dp.cli import main
 from cords_dp.config import to_plain
-from cords_dp.experiments.validate import find_problems
+from cords_dp.runs.validate import find_problems
 
 CONFIGS = REPOSITORY / "configs"
 
@@ -21,7 +21,7 @@ def no_data(monkeypatch):
         pytest.fail("data was read")
 
     for name in ("_digits", "image_arrays", "shift_set"):
-        monkeypatch.setattr(f"cords_dp.datasets.build.{name}", refuse)
+        monkeypatch.setattr(f"cords_dp.data.build.{name}", refuse)
 
 
 def keys(findings):
@@ -88,7 +88,7 @@ def test_missing_sections_do_not_hide_others(make_config):
 def test_a_model_that_cannot_be_private_is_found_from_shapes(make_config):
     from torch import nn
 
-    from cords_dp.models.names import _BUILDERS, register_model
+    from cords_dp.models.build import _BUILDERS, register_model
 
     class Counting(nn.Sequential):
         def __init__(self):

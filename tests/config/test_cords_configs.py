@@ -15,8 +15,8 @@ from dotmap import DotMap
 from cords_dp.cli import main
 from cords_dp.config import load_config
 from cords_dp.errors import ConfigError, ConfigFileError
-from cords_dp.experiments.conversion import STRATEGIES, config_files, conversion_text, convert
-from cords_dp.training import resolve
+from cords_dp.runs.validate import STRATEGIES, config_files, conversion_text, convert
+from cords_dp.training.resolve import resolve
 
 CHECKOUT = checkout()
 FILES = config_files([CHECKOUT / "configs" / "SL"]) if CHECKOUT else []
@@ -145,7 +145,7 @@ def test_a_config_that_parses_the_command_line_sees_an_empty_one(tmp_path, monke
     """As CORDS' configs for MILO do: what stands on our command line is not meant for them."""
     import sys
 
-    from cords_dp import toolkit
+    from cords_dp import cords as toolkit
 
     path = tmp_path / "config_milo.py"
     path.write_text(PARSES_ARGUMENTS)

@@ -11,9 +11,10 @@ import yaml
 from conftest import REPOSITORY
 
 from cords_dp.config import apply_override, load_config, to_plain
-from cords_dp.datasets.adult import COLUMNS, SCHEMA
+from cords_dp.data.sources.adult import COLUMNS, SCHEMA
 from cords_dp.errors import ConfigError, ConfigFileError, UnsupportedModelError
-from cords_dp.training import TrainClassifier, resolve
+from cords_dp.training.resolve import resolve
+from cords_dp.training.trainer import TrainClassifier
 
 CONFIGS = sorted((REPOSITORY / "configs").rglob("*.py"))
 
@@ -25,7 +26,7 @@ def test_every_shipped_config_is_valid_and_short(path, tmp_path, monkeypatch):
     for name in ("adult.csv", "adult-test.csv"):  # the example of a table of one's own has to be there
         (tmp_path / "data" / name).write_text(",".join(COLUMNS) + "\n")
     shutil.copy(SCHEMA, tmp_path / "data")
-    monkeypatch.setattr("cords_dp.datasets.adult._wheel", pytest.fail)
+    monkeypatch.setattr("cords_dp.data.sources.adult._wheel", pytest.fail)
     resolve(load_config(path, ["privacy.accountant=rdp"]))
     assert len(path.read_text().splitlines()) <= 40
 
@@ -131,8 +132,8 @@ BAD = [
     ("changes", "key"), BAD, ids=[f"{k}={next(iter(next(iter(c.values())).values()))}" for c, k in BAD]
 )
 def test_bad_input_names_the_key_and_reads_no_data(make_config, monkeypatch, changes, key):
-    monkeypatch.setattr("cords_dp.datasets.build.image_arrays", lambda *_: pytest.fail("data was read"))
-    monkeypatch.setattr("cords_dp.datasets.build._digits", lambda *_: pytest.fail("data was read"))
+    monkeypatch.setattr("cords_dp.data.build.image_arrays", lambda *_: pytest.fail("data was read"))
+    monkeypatch.setattr("cords_dp.data.build._digits", lambda *_: pytest.fail("data was read"))
     with pytest.raises(ConfigError) as caught:
         resolve(make_config("GLISTERDP", **changes))
     assert caught.value.key == key
@@ -155,7 +156,7 @@ def test_unsupported_modules_are_refused_with_the_reason(make_config):
     import torch
     from torch import nn
 
-    from cords_dp.models import register_model
+    from cords_dp.models.build import register_model
 
     class RunningMean(nn.Linear):
         """Keeps a statistic of the records it has seen."""

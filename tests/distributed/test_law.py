@@ -10,16 +10,16 @@ from scipy import stats
 from worlds import together
 
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, Ledger, gaussian
-from cords_dp.dataloaders import poisson
-from cords_dp.datasets import Share, places
-from cords_dp.datasets.shards import cut
-from cords_dp.distributed import World, current_world
+from cords_dp.data.shards import Share, cut, places
 from cords_dp.errors import ConfigError, MechanismError
-from cords_dp.mechanisms.releases import Releases
 from cords_dp.planning import Release
+from cords_dp.processes import World, current_world
 from cords_dp.selection import Records, SelectionContext
+from cords_dp.selection.releases import Releases
 from cords_dp.selection.session import Selections
-from cords_dp.training import TrainClassifier, stepping
+from cords_dp.training import poisson
+from cords_dp.training import session as stepping
+from cords_dp.training.trainer import TrainClassifier
 
 ALPHA = 1e-6
 

@@ -14,12 +14,15 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
 from cords_dp.config import frozen_copy
-from cords_dp.datasets import ArrayDataset, ArraySource, GuardedDataset, Share, Splits, TableSource, data_binding
-from cords_dp.datasets.features import with_features
-from cords_dp.datasets.shards import Part, cut, cut_splits, no_records, part_inside, places, whole_size
+from cords_dp.data.arrays import ArrayDataset, Splits
+from cords_dp.data.feature_cache import with_features
+from cords_dp.data.handed_over import GuardedDataset, data_binding
+from cords_dp.data.prepared import innermost
+from cords_dp.data.shards import Part, Share, cut, cut_splits, no_records, part_inside, places, whole_size
+from cords_dp.data.sources.arrays import ArraySource
+from cords_dp.data.sources.table import TableSource
 from cords_dp.errors import ConfigError, DataError, MechanismError
 from cords_dp.selection import Pool
-from cords_dp.training.preparation import _innermost
 
 
 def parts_of(dataset, size, weights=()):
@@ -251,9 +254,9 @@ def test_a_sum_over_records_that_other_ranks_hold_too_is_refused():
     """A source's own sets cannot be cut: its sums before training would count every record once a process."""
     part = cut(Noting(40), Share(0, 2))
     with pytest.raises(MechanismError, match="cannot be cut"):
-        _innermost(part)
+        innermost(part)
     own = cut(GuardedDataset(shuffled(), 2), Share(0, 2))
-    assert _innermost(own) is part_inside(own).source
+    assert innermost(own) is part_inside(own).source
 
 
 def test_parts_of_one_process_are_the_set_itself():

@@ -9,10 +9,12 @@ import pytest
 import torch
 from conftest import REPOSITORY
 
-from cords_dp.datasets import ArrayDataset, with_features
+from cords_dp.data.arrays import ArrayDataset
+from cords_dp.data.feature_cache import with_features
 from cords_dp.errors import ConfigError
-from cords_dp.models import build_model, make_private_ready, model_names
+from cords_dp.models.build import build_model, model_names
 from cords_dp.models.dead_leaves import dead_leaves
+from cords_dp.models.private import make_private_ready
 from cords_dp.models.scattering import Scattering, scattering_maps
 
 
@@ -138,7 +140,7 @@ def test_the_batch_follows_the_plan(pool, k, batch):
 
 
 def test_views_are_shifts_and_mirror_images():
-    from cords_dp.training.augment import augmented_views
+    from cords_dp.training.step import augmented_views
 
     images = torch.arange(2 * 3 * 32 * 32, dtype=torch.float32).reshape(2, 3, 32, 32)
     views = augmented_views(images, 50, np.random.default_rng(0))
@@ -159,10 +161,11 @@ def test_views_are_shifts_and_mirror_images():
 
 
 def test_a_run_with_augmented_views_and_one_that_cannot_have_them(make_config, tmp_path):
-    from cords_dp.training import TrainClassifier
+    from cords_dp.training.trainer import TrainClassifier
 
-    images = ArrayDataset(np.random.default_rng(0).normal(size=(60, 1, 28, 28)).astype(np.float32), np.arange(60) % 10)
-    data = {"trainset": images, "validset": images, "testset": images, "num_cls": 10}
+    x = np.random.default_rng(0).normal(size=(60, 1, 28, 28)).astype(np.float32)
+    train, test = (ArrayDataset(images, np.arange(60) % 10) for images in (x, -x))
+    data = {"trainset": train, "validset": train, "testset": test, "num_cls": 10}
     changes = {"dataset": {"name": "mnist"}, "dataloader": {"batch_size": 10}, "train_args": {"num_epochs": 1}}
     privacy = {"augmentations": 2, "grad_sample_mode": "auto"}
     net = {"architecture": "TanhCNN", "args": {"width": 8}}
@@ -184,19 +187,19 @@ def documented_rows():
 
 
 def test_every_model_is_in_the_table_of_the_docs():
-    from cords_dp.models.names import _OURS, _cords_names
+    from cords_dp.models.build import _OURS, _cords_names
 
     assert set(documented_rows()) == {*_OURS, *_cords_names()}
 
 
 def test_cords_has_the_models_that_are_not_looked_for():
-    from cords_dp.models.names import _COMMON, _cords_names
+    from cords_dp.models.build import _COMMON, _cords_names
 
     assert _cords_names() >= _COMMON
 
 
 def test_what_is_said_of_our_models_without_importing_them_is_so():
-    from cords_dp.models.names import _OURS, builder_of, takes
+    from cords_dp.models.build import _OURS, builder_of, takes
 
     for name, (_, features) in _OURS.items():
         assert takes(builder_of(name), "features") == features
@@ -204,8 +207,8 @@ def test_what_is_said_of_our_models_without_importing_them_is_so():
 
 @pytest.mark.parametrize("name", ["MnistNet", "ScatterLinear", "LSTM", "TanhCNN", "LogisticRegNet"])
 def test_the_table_of_the_docs_is_what_trying_gives(name):
-    from cords_dp.experiments.models import model_table
     from cords_dp.report.tables import to_markdown
+    from cords_dp.studies.models import model_table
 
     assert to_markdown(model_table([name])).splitlines()[-1] == documented_rows()[name]
 
@@ -213,8 +216,8 @@ def test_the_table_of_the_docs_is_what_trying_gives(name):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_whole_table_of_the_docs_is_what_trying_gives():
-    from cords_dp.experiments.models import model_table
     from cords_dp.report.tables import to_markdown
+    from cords_dp.studies.models import model_table
 
     assert to_markdown(model_table()).splitlines()[2:] == list(documented_rows().values())
 

@@ -10,13 +10,16 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from cords_dp.datasets import ArrayDataset, GuardedDataset, PixelConstants, TextRecords, with_features
-from cords_dp.datasets.texts import decode_text, encode_texts
+from cords_dp.data.arrays import ArrayDataset
+from cords_dp.data.feature_cache import with_features
+from cords_dp.data.handed_over import GuardedDataset
+from cords_dp.data.images import PixelConstants
+from cords_dp.data.sources.texts import TextRecords, decode_text, encode_texts
 from cords_dp.errors import ConfigError, MechanismError, UnsupportedModelError
-from cords_dp.models import build_model, register_features
 from cords_dp.models.backbones import _prepared, build_features
-from cords_dp.models.frozen import registered_features, unit_mean_square
-from cords_dp.training.engine import PrivateEngine
+from cords_dp.models.build import build_model
+from cords_dp.models.features import register_features, registered_features, unit_mean_square
+from cords_dp.training.step import PrivateEngine
 
 SHAPE = (3, 16, 16)
 CE = nn.CrossEntropyLoss(reduction="none")
@@ -42,7 +45,7 @@ def seeded(build):
 @pytest.fixture
 def registered(monkeypatch):
     """Features of the test's own, forgotten afterwards."""
-    monkeypatch.setattr("cords_dp.models.frozen._REGISTERED", dict(registered_features()))
+    monkeypatch.setattr("cords_dp.models.features._REGISTERED", dict(registered_features()))
     register_features("small", lambda input_shape: seeded(SmallNet))
     register_features("hides", lambda input_shape: lambda x: torch.nan_to_num(x.flatten(1), nan=1.0, posinf=1.0))
 
@@ -299,8 +302,9 @@ def test_heads_train_at_the_planned_rate(train, name, args):
 
 def test_a_run_keeps_no_features_if_it_is_told_so(train, tmp_path, registered):
     rng = np.random.default_rng(0)
-    images = ArrayDataset(rng.normal(size=(80, *SHAPE)).astype(np.float32), np.arange(80) % 10)
-    data = {"trainset": images, "validset": images, "testset": images, "num_cls": 10}
+    x, y = rng.normal(size=(160, *SHAPE)).astype(np.float32), np.arange(160) % 10
+    train_set, test_set = (ArrayDataset(x, y, rows=np.arange(start, start + 80)) for start in (0, 80))
+    data = {"trainset": train_set, "validset": train_set, "testset": test_set, "num_cls": 10}
     changes = {"dataset": {"datadir": str(tmp_path / "data")}, "dataloader": {"batch_size": 20}, "data": data}
     train("FullDP", model={"architecture": "MLPHead", "features": "small", "feature_cache": False}, **changes)
     assert not (tmp_path / "data").exists()

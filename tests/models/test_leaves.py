@@ -9,8 +9,9 @@ from torch.utils.data import TensorDataset
 
 from cords_dp import TrainClassifier, config_for
 from cords_dp.errors import ConfigError
-from cords_dp.models import build_model, leaf_filters, leaves
+from cords_dp.models import leaf_filters, leaves
 from cords_dp.models.backbones import build_features
+from cords_dp.models.build import build_model
 from cords_dp.models.dead_leaves import dead_leaves
 from cords_dp.models.leaves import Leaves
 

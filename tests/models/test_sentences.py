@@ -14,14 +14,13 @@ from dotmap import DotMap
 
 from cords_dp import load_model
 from cords_dp.config import config_for
-from cords_dp.datasets import TextRecords
-from cords_dp.datasets.texts import encode_texts
+from cords_dp.data.sources.texts import TextRecords, encode_texts
 from cords_dp.errors import ConfigError, CordsDPError, UnsupportedModelError
-from cords_dp.experiments.run import run_experiment
 from cords_dp.models.sentences import sentence_features
-from cords_dp.training import TrainClassifier
+from cords_dp.runs.run import run_experiment
+from cords_dp.training.trainer import TrainClassifier
 
-NEEDED = "needs pip install 'cords-dp[text]'"
+NEEDED = "needs the extra text"
 tokenizers = pytest.importorskip("tokenizers", reason=NEEDED)
 safetensors = pytest.importorskip("safetensors.torch", reason=NEEDED)
 

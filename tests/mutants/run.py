@@ -53,32 +53,42 @@ class Outcome:
 
 def why_not(root: Path, mutant: Mutant) -> str | None:
     """Why the mutant does not fit this package; None if it does."""
-    path = root / mutant.file
-    if not path.is_file():
-        return f"there is no {mutant.file}"
-    text = path.read_text()
-    for old, new in mutant.patches:
-        if text.count(old) != 1:
-            return f"in {mutant.file} {old.strip().splitlines()[0]!r} is found {text.count(old)} times, not once"
-        text = text.replace(old, new)
-    try:
-        compile(text, mutant.file, "exec")
-    except SyntaxError as error:
-        return f"the patched {mutant.file} is no Python: {error}"
+    for old, _ in mutant.patches:
+        found = sum(text.count(old) for text in sources(root).values())
+        if found != 1:
+            return f"{old.strip().splitlines()[0]!r} is found {found} times in the package, not once"
+    for path, text in changed(root, mutant).items():
+        try:
+            compile(text, path.name, "exec")
+        except SyntaxError as error:
+            return f"the patched {path.name} is no Python: {error}"
     return None
+
+
+def sources(root: Path) -> dict[Path, str]:
+    return {path: path.read_text() for path in sorted((root / "cords_dp").rglob("*.py"))}
+
+
+def changed(root: Path, mutant: Mutant) -> dict[Path, str]:
+    """The files that the mutant's patches change, as they are then."""
+    before = sources(root)
+    after = dict(before)
+    for old, new in mutant.patches:
+        after = {path: text.replace(old, new) for path, text in after.items()}
+    return {path: text for path, text in after.items() if text != before[path]}
 
 
 @contextlib.contextmanager
 def patched(root: Path, mutant: Mutant) -> Iterator[None]:
-    path = root / mutant.file
-    text = original = path.read_text()
-    for old, new in mutant.patches:
-        text = text.replace(old, new)
-    path.write_text(text)
+    texts = changed(root, mutant)
+    originals = {path: path.read_text() for path in texts}
+    for path, text in texts.items():
+        path.write_text(text)
     try:
         yield
     finally:
-        path.write_text(original)
+        for path, text in originals.items():
+            path.write_text(text)
 
 
 # --- tests in a process of their own ---------------------------------------------------------------------------------
@@ -131,7 +141,7 @@ def _warm_up() -> None:
     import torch
 
     torch.set_num_threads(1)
-    import cords_dp.experiments.run  # noqa: F401
+    import cords_dp.runs.run  # noqa: F401
 
     for name in [n for n in sys.modules if n.split(".")[0] == "cords_dp"]:
         del sys.modules[name]
@@ -256,7 +266,7 @@ def main() -> int:
         print(f"{name:<{width}}  DOES NOT APPLY: {reason}")
     if options.list:
         for mutant in mutants:
-            print(f"{mutant.name:<{width}}  {mutant.file}: {mutant.bug}")
+            print(f"{mutant.name:<{width}}  {mutant.bug}")
         return 1 if misfits else 0
     mutants = [mutant for mutant in mutants if mutant.name not in misfits]
     began = time.monotonic()

@@ -7,7 +7,7 @@ import importlib.util
 import pytest
 from conftest import REPOSITORY
 
-from cords_dp.planning.advice import ALIKE, DIFFERENT, UNKNOWN, advise
+from cords_dp.planning.budget import ALIKE, DIFFERENT, UNKNOWN, advise
 
 
 @pytest.fixture(scope="module")

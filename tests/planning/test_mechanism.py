@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from conftest import REPOSITORY
 from toy_mechanism import Toy, ToySelector
 
-from cords_dp.accounting import TRAINING_DATA, gaussian
+from cords_dp import Mechanism, Pool, Release
+from cords_dp.accounting import TRAINING_DATA, Bound, Entry, ExponentialPicks, GumbelFreeze, Ledger, gaussian
 from cords_dp.accounting.events import merge
 from cords_dp.cli import main
-from cords_dp.config import to_plain
+from cords_dp.config import PrivacySettings, SubsetSettings, to_plain
 from cords_dp.errors import ConfigError, CordsDPError, MechanismError
-from cords_dp.experiments.run import run_experiment
-from cords_dp.planning import mechanism_table, register_mechanism, registered_mechanisms
+from cords_dp.noise.generators import secure_generator
+from cords_dp.planning import build_plan, mechanism_table, register_mechanism, registered_mechanisms
 from cords_dp.planning.mechanism import unregister_mechanism
-from cords_dp.training import TrainClassifier, resolve
+from cords_dp.planning.schedule import subset_schedule
+from cords_dp.runs.run import run_experiment
+from cords_dp.runs.validate import find_problems
+from cords_dp.selection.releases import Releases
 from cords_dp.training.checkpoint import load_checkpoint
+from cords_dp.training.resolve import resolve
+from cords_dp.training.step import PrivateEngine
+from cords_dp.training.trainer import TrainClassifier
 
 
 @pytest.fixture
@@ -71,7 +80,7 @@ def test_it_resumes_with_what_it_had_released(config, tmp_path):
     config.ckpt.is_load = True
     second = TrainClassifier(config)
     second.train()
-    assert np.array_equal(second.progress.source.selections.selector.counts, saved["counts"].numpy())
+    assert np.array_equal(second.session.source.selections.selector.counts, saved["counts"].numpy())
     assert merge(second.ledger.events(TRAINING_DATA, "selection")) == (gaussian(first.plan.selection_noise, 1),)
 
 
@@ -117,9 +126,32 @@ def test_cords_own_keys_do_not_hinder_a_swap_and_are_named(make_config, tmp_path
     assert "had no effect: dss_args.greedy, dss_args.r, dss_args.lam" in (tmp_path / "out" / "privacy.md").read_text()
 
 
-def test_a_strategy_that_does_not_select_says_which_keys_it_does_not_use(make_config):
-    cfg = make_config("RandomDP", dss_args={"mechanism": "match", "bins": 64}, privacy={"split": 0.5})
-    assert set(resolve(cfg).unused) == {"dss_args.mechanism", "dss_args.bins", "privacy.split"}
+@pytest.mark.parametrize("strategy", ["FullDP", "RandomDP"])
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [("dss_args", "mechanism", "match"), ("dss_args", "bins", 64), ("privacy", "split", 0.5)],
+)
+def test_a_key_about_selecting_is_an_error_for_a_strategy_that_does_not_select(
+    make_config, strategy, section, key, value
+):
+    with pytest.raises(ConfigError, match=f"{strategy} selects nothing.*GLISTERDP") as caught:
+        resolve(make_config(strategy, **{section: {key: value}}))
+    assert caught.value.key == f"{section}.{key}"
+    resolve(make_config(strategy, **{section: {key: None}}), plan=False)  # the same as leaving it out
+
+
+def test_a_fraction_that_full_dp_does_not_take_is_warned_about_on_screen_and_stated(make_config, tmp_path, capsys):
+    """CORDS' configs say 0.1, and a swap by one word must work; but whoever writes 0.3 may believe in it."""
+    cfg = make_config("FullDP", dss_args={"fraction": 0.3, "select_every": 2, "kappa": 0})
+    result = run_experiment(cfg, tmp_path / "out", progress=False)
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "WARNING" in line]
+    assert "dss_args.fraction = 0.3 has no effect: FullDP trains on all records" in line
+    assert "had no effect: dss_args.fraction" in (tmp_path / "out" / "privacy.md").read_text()
+    assert result.fraction == 1.0
+    assert find_problems(cfg).valid
+    assert any("dss_args.fraction" in note for note in find_problems(cfg).notes)
+    for given in (1.0, None):
+        assert not resolve(make_config("FullDP", dss_args={"fraction": given}), plan=False).notes
 
 
 # --- careless mechanisms ------------------------------------------------------------------------------------------
@@ -201,7 +233,7 @@ def on_v(self, noise, privacy, sizes):
 
 @pytest.mark.parametrize(("releases", "words"), [(free, "at no charge"), (on_v, "do not agree")])
 def test_careless_declarations_are_refused_before_data_is_read(config, monkeypatch, releases, words):
-    monkeypatch.setattr("cords_dp.datasets.build._digits", lambda *_: pytest.fail("data was read"))
+    monkeypatch.setattr("cords_dp.data.build._digits", lambda *_: pytest.fail("data was read"))
     careless(releases=releases)
     with pytest.raises(MechanismError, match=words):
         TrainClassifier(config).train()
@@ -247,3 +279,97 @@ def test_no_file_compares_a_mechanism_by_name():
 def test_errors_are_ours(make_config):
     with pytest.raises(CordsDPError, match="unknown; known are 'align'"):
         resolve(make_config("GLISTERDP", dss_args={"mechanism": "laplace"}))
+
+
+# --- what a registered mechanism cannot be wrong about --------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class BranchedFirst(Mechanism):
+    """One branched epoch, then plain ones. The second branch draws a tenth, and so has little noise."""
+
+    name: ClassVar[str] = "branched first"
+    summary: ClassVar[str] = ""
+    suits_whom: ClassVar[str] = ""
+    secret_pool: ClassVar[bool] = True
+
+    @property
+    def reads_validation(self):
+        return False
+
+    def concentrations(self, sizes):
+        return (1.0, 0.1)
+
+    def schedule(self, sizes, subset, epochs):
+        rate = sizes.batch_size / sizes.n
+        plain = subset_schedule(sizes, subset, epochs, rate=rate, selects=lambda epoch, first: epoch == first)
+        return tuple(replace(epoch, branched=number == 0) for number, epoch in enumerate(plain))
+
+    def releases(self, noise, privacy, sizes):
+        return (Release("labels", TRAINING_DATA, gaussian(noise.on_training), 1.0, "counts"),)
+
+    def build(self, context):
+        return SecondBranch(context)
+
+
+class SecondBranch:
+    def __init__(self, context):
+        self.context = context
+
+    def select(self, weights, releases):
+        self.counts = releases.gaussian("labels", np.zeros(10))
+        return self.restore({})
+
+    def restore(self, state):
+        return Pool(np.arange(len(self.context.training)), branch=1)
+
+    def state(self):
+        return {"counts": torch.from_numpy(self.counts)}
+
+
+def test_plain_epochs_after_branched_ones_have_the_plan_s_noise(make_config, monkeypatch):
+    """They kept the branch's: 2.99 was claimed for 15.06."""
+    used, real = [], PrivateEngine.step
+    monkeypatch.setattr(PrivateEngine, "step", lambda self, *batch: (
+        used.append(self.optimizer.noise_multiplier), real(self, *batch)))  # fmt: skip
+    register_mechanism(BranchedFirst)
+    try:
+        trainer = TrainClassifier(make_config("GLISTERDP", dss_args={"mechanism": "branched first"}))
+        trainer.train()
+    finally:
+        unregister_mechanism("branched first")
+    plan = trainer.plan
+    noise = {True: plan.branches[1].sigma, False: plan.sigma}
+    expected = [noise[epoch.branched] for epoch in plan.shape.epochs for _ in range(epoch.steps)]
+    assert plan.branches[1].sigma < plan.sigma
+    assert used == expected
+
+
+@pytest.mark.parametrize("event", [GumbelFreeze(0.01), ExponentialPicks(0.01), gaussian(100.0)])
+@pytest.mark.parametrize("own_score", [True, False])
+def test_picks_are_drawn_with_the_epsilon0_of_their_event(event, own_score):
+    """Declared apart from it, a pick of ε₀ = 60 was charged as one of 0.01."""
+    release = Release("picks", TRAINING_DATA, event, 1.0, "", own_score=own_score)
+    expected = {"gumbel_freeze": 0.01 if own_score else None, "exponential_picks": 0.02 if own_score else 0.01}
+    assert release.epsilon0 == expected.get(event.kind)
+    ledger = Ledger(allowance=(Entry(TRAINING_DATA, "selection", event),))
+    releases = Releases((release,), charge=ledger.charge, generators={TRAINING_DATA: secure_generator()})
+    if release.epsilon0 is None:
+        with pytest.raises(MechanismError, match="no epsilon0"):
+            releases.picks("picks", np.zeros(5), 1)
+        assert not ledger.entries
+
+
+def test_a_mechanism_s_own_composition_cannot_claim_less_than_the_accountants_find():
+    @dataclass(frozen=True, kw_only=True)
+    class Modest(Toy):
+        def bound(self, events, delta, privacy):
+            return Bound(1e-6, delta, "a word")
+
+    privacy, subset = PrivacySettings(epsilon=3.0, delta=1e-5, accountant="rdp"), SubsetSettings(fraction=0.5)
+    honest, modest = (
+        build_plan("GLISTERDP", privacy, subset, kind(), epochs=2, batch_size=100, n=1000, n_validation=100)
+        for kind in (Toy, Modest)
+    )
+    assert modest.cost().phases["selection"].epsilon == pytest.approx(honest.cost().phases["selection"].epsilon)
+    assert modest.cost().phases["selection"].accountant != "a word"

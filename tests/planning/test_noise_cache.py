@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import stat
+
 import pytest
 
 from cords_dp.accounting import composition
 from cords_dp.config.settings import PrivacySettings, SubsetSettings
 from cords_dp.planning import noise_cache
-from cords_dp.planning.calibrate import build_plan
+from cords_dp.planning.build import build_plan
 from cords_dp.selection.align import Align
 from cords_dp.selection.match import Match
 
@@ -38,6 +40,13 @@ def plan(mechanism=None, epsilon=BUDGET, accountant="pld"):
         n_validation=500,
         uses_all=mechanism is None,
     )
+
+
+def test_the_folder_is_its_owner_s(folder):
+    folder.mkdir(mode=0o755)  # as version 0.2.0 left it
+    plan()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()} == {0o600}
 
 
 @pytest.mark.parametrize("mechanism", [None, Match(), Align()], ids=["none", "match", "align"])

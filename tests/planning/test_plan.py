@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import dp_accounting
 import pytest
@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, Ledger
-from cords_dp.config import SubsetSettings
+from cords_dp.config import PrivacySettings, SubsetSettings
 from cords_dp.errors import ConfigError
-from cords_dp.planning import Sizes, price_of_selection
-from cords_dp.planning.plan import amplified, before_amplification
-from cords_dp.planning.schedule import SELECTION, TRAINING, WARM_START
+from cords_dp.planning import PrivacyPlan, Sizes, price_of_selection, read_mechanism
+from cords_dp.planning.plan import _UNPLANNED, amplified, before_amplification
+from cords_dp.planning.schedule import SELECTION, TRAINING, WARM_START, Branch, EpochPlan, Shape
 from cords_dp.selection import Threshold
 
 
@@ -300,3 +300,35 @@ def test_a_quick_answer_is_a_bound_too(mechanism):
     quick, full = plan.cost(quick=True), plan.cost()
     assert quick.epsilon == pytest.approx(full.epsilon, rel=0.02)
     assert quick.phases.keys() == full.phases.keys()
+
+
+# --- the fingerprint ------------------------------------------------------------------------------------------------
+
+
+def test_a_fingerprint_follows_from_public_values_alone():
+    """Pinned: a ledger that was written today can be continued by later versions. It was a hash of ``repr``."""
+    epochs = (EpochPlan("own", 6, 0.05, selects=True), EpochPlan("own", 6, 0.05))
+    plan = PrivacyPlan(
+        Shape("GLISTERDP", Sizes(1000, 100, 300, 50), epochs),
+        PrivacySettings(epsilon=3.0, delta=1e-5, accountant="rdp"),
+        SubsetSettings(fraction=0.3),
+        read_mechanism({"mechanism": "top_k"}, PrivacySettings(epsilon=3.0), SubsetSettings(fraction=0.3)),
+        delta=1e-5,
+        sigma=1.25,
+        selection_noise=10.0,
+    )
+    assert plan.fingerprint == "ccd157d88514c72840d2a60f6cde7d48"
+    for key, value in (("max_physical_batch_size", 64), ("grad_sample_mode", "hooks"), ("account", "elsewhere.jsonl")):
+        assert replace(plan, privacy=replace(plan.privacy, **{key: value})).fingerprint == plan.fingerprint
+    for change in (
+        {"sigma": 1.26}, {"delta": 2e-5}, {"selection_noise": 11.0}, {"sigma_validation": 1.0},
+        {"privacy": replace(plan.privacy, max_grad_norm=2.0)}, {"subset": replace(plan.subset, kappa=0.1)},
+        {"mechanism": None}, {"shape": replace(plan.shape, strategy="RandomDP")},
+        {"branches": (Branch(1.0, 0.1, 1.0),)},
+    ):  # fmt: skip
+        assert replace(plan, **change).fingerprint != plan.fingerprint
+
+
+def test_every_key_of_privacy_is_in_the_fingerprint_or_named_as_left_out():
+    kept = make_plan("FullDP", n=100, batch_size=10).facts()["privacy"]
+    assert {f.name for f in fields(PrivacySettings)} - set(kept) == _UNPLANNED

@@ -19,11 +19,11 @@ import torch
 from builders import CE, Net
 
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, Ledger
-from cords_dp.datasets import ArrayDataset
-from cords_dp.mechanisms import releases as module
-from cords_dp.mechanisms.releases import Releases
+from cords_dp.data.arrays import ArrayDataset
 from cords_dp.selection import Records, SelectionContext
+from cords_dp.selection import releases as module
 from cords_dp.selection.last_layer import LastLayer, LastLayerGradients
+from cords_dp.selection.releases import Releases
 
 # --- neighbours ------------------------------------------------------------------------------------------------------
 

@@ -28,7 +28,8 @@ from cords_dp.planning import PrivacyPlan, Shape, Sizes, registered_mechanisms
 from cords_dp.planning.schedule import Branch
 from cords_dp.selection.last_layer import LastLayerGradients
 from cords_dp.selection.scores import unit_gradient_rows
-from cords_dp.training import noisy_sum
+from cords_dp.training import step as noisy_sum
+from cords_dp.training.gradients import gradient_mode
 
 N, K, V = 18, 6, 10
 SCORES = ("glister", "el2n", "grad_norm")
@@ -214,7 +215,7 @@ def test_a_record_that_is_not_finite_changes_neither_flow_nor_the_others(mechani
 @given(scores=st.lists(st.floats(-1, 1), min_size=1, max_size=12), record=st.integers(0, 11), classes=st.integers(1, 3))
 def test_a_null_record_adds_nothing_to_tail_counts(scores, record, classes):
     """NaN is a record without a cell: its counts are those of the others alone."""
-    from cords_dp.mechanisms.quantile import tail_histogram
+    from cords_dp.noise.primitives import tail_histogram
 
     record %= len(scores)
     labels = np.arange(len(scores)) % classes
@@ -266,13 +267,13 @@ class StepTape:
         return np.random.default_rng(len(self.shapes)).standard_normal(shape)
 
     def watch(self, monkeypatch):
-        real, tape = noisy_sum._NoisySum.add_noise, self
+        real, tape = noisy_sum.NoisySumOptimizer.add_noise, self
 
         def add_noise(self):
             tape.sums.append(torch.cat([p.summed_grad.double().reshape(-1) for p in self.params]))
             real(self)
 
-        monkeypatch.setattr(noisy_sum._NoisySum, "add_noise", add_noise)
+        monkeypatch.setattr(noisy_sum.NoisySumOptimizer, "add_noise", add_noise)
 
 
 def step_of(monkeypatch, mode, model_keys, x, y, w, *, clip, piece, normalise=False):
@@ -313,9 +314,12 @@ def test_a_step_moves_by_at_most_the_clip_norm(mode, data, monkeypatch):
     nulled[record] = 0.0
     keep = torch.arange(size) != record
     total, shapes, _ = taken(x, y, w)
-    for neighbour in (taken(x, y, nulled), taken(x[keep], y[keep], w[keep])):
+    with_null = taken(x, y, nulled)
+    for neighbour in (with_null, taken(x[keep], y[keep], w[keep])):
         assert neighbour[1] == shapes  # as many draws, in the same shapes and order
-        assert float((total - neighbour[0]).norm()) <= clip * (1 + 1e-6 * size)  # float32 adds up the pieces
+        # without it other records fall into other places of the net's products, which may round them otherwise
+        exact = neighbour is with_null and gradient_mode(mode).proved
+        assert float((total - neighbour[0]).norm()) <= clip * (1 if exact else 1 + 1e-6 * size)
     alone = slice(record, record + 1)
     (part, _, _), (nothing, _, _) = taken(x[alone], y[alone], w[alone]), taken(x[:0], y[:0], w[:0])
     assert float((part - nothing).norm()) <= clip

@@ -19,9 +19,17 @@ import cords_dp.selection  # noqa: F401 - registers the mechanisms
 from cords_dp.config.settings import PrivacySettings, SubsetSettings
 from cords_dp.planning.budget import Question, budget_of
 from cords_dp.report import budget_page
-from cords_dp.report.budget_grid import SPLITS, Grid, grid_error, interpolated, noise_grid
-from cords_dp.report.budget_page import page_numbers, rate_rows, write_budget_page
-from cords_dp.report.budget_plot import budget_figure
+from cords_dp.report.budget_page import (
+    SPLITS,
+    Grid,
+    grid_error,
+    interpolated,
+    noise_grid,
+    page_numbers,
+    rate_rows,
+    write_budget_page,
+)
+from cords_dp.report.plots import budget_figure
 from cords_dp.selection.align import Align
 
 BROWSER = os.environ.get("CORDS_DP_BROWSER") or shutil.which("chromium") or shutil.which("google-chrome")

@@ -15,9 +15,8 @@ import torch
 from dotmap import DotMap
 
 from cords_dp.config import config_for
-from cords_dp.experiments.about_run import released_draws
-from cords_dp.experiments.run import run_experiment
 from cords_dp.report.page import _table, write_page
+from cords_dp.runs.run import released_draws, run_experiment
 from cords_dp.selection.align import Align
 from cords_dp.selection.match import Match
 

@@ -104,8 +104,8 @@ def _targets() -> dict[str, tuple[Any, str]]:
     import cords_dp.training.trainer as trainer
     from cords_dp.accounting import Ledger
     from cords_dp.selection.session import Selections
-    from cords_dp.training.engine import PrivateEngine
-    from cords_dp.training.evaluation import History
+    from cords_dp.training.metrics import History
+    from cords_dp.training.step import PrivateEngine
 
     return {
         "charge": (Ledger, "charge"),
@@ -325,7 +325,7 @@ def main() -> int:
     import sklearn.datasets  # noqa: F401
     from dp_accounting.pld import PLDAccountant  # noqa: F401
 
-    import cords_dp.experiments.run
+    import cords_dp.runs.run
 
     assert Path(cords_dp.__file__).is_relative_to(REPOSITORY)
 

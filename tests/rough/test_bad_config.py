@@ -13,8 +13,9 @@ from rough.mutations import ALL_KEYS, ODD_VALUES, mutated, mutations
 from cords_dp.config import load_config
 from cords_dp.config.presets import config_for
 from cords_dp.errors import ConfigError, ConfigFileError, CordsDPError
-from cords_dp.experiments.jobs import grid_jobs
-from cords_dp.training import TrainClassifier, resolve
+from cords_dp.runs.jobs import grid_jobs
+from cords_dp.training.resolve import resolve
+from cords_dp.training.trainer import TrainClassifier
 
 MECHANISMS = ("align", "match", "threshold", "top_k", "exponential")
 
@@ -50,8 +51,8 @@ def refusal(cfg, **options) -> ConfigError | None:
 @pytest.fixture
 def no_data(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("cords_dp.datasets.build.image_arrays", lambda *_: pytest.fail("data was read"))
-    monkeypatch.setattr("cords_dp.datasets.build._digits", lambda *_: pytest.fail("data was read"))
+    monkeypatch.setattr("cords_dp.data.build.image_arrays", lambda *_: pytest.fail("data was read"))
+    monkeypatch.setattr("cords_dp.data.build._digits", lambda *_: pytest.fail("data was read"))
     return tmp_path
 
 

@@ -6,13 +6,21 @@ import numpy as np
 import pytest
 import torch
 from builders import Net, data_of
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
-from cords_dp.datasets import ArrayDataset, GuardedDataset, Splits, checked_splits, records_at
-from cords_dp.errors import ConfigError, CordsDPError, DataError
-from cords_dp.models import check_input, register_model
+from cords_dp.data.arrays import ArrayDataset, Splits, records_at
+from cords_dp.data.handed_over import (
+    GuardedDataset,
+    checked_splits,
+    known_words,
+    limit_words,
+    refuse_shared_records,
+    unreadable_records,
+)
+from cords_dp.errors import AccountingError, ConfigError, CordsDPError, DataError
+from cords_dp.models.build import check_input, register_model
 from cords_dp.selection.match import uniform_gradients
-from cords_dp.training import TrainClassifier
+from cords_dp.training.trainer import TrainClassifier
 
 MARK = 12345.678
 register_model("RoughNet", lambda num_classes, input_shape, **_: Net(classes=num_classes), force=True)
@@ -111,9 +119,9 @@ def test_labels_of_a_public_set_are_told():
 
 @pytest.fixture
 def trainer(make_config):
-    def make(strategy="RandomDP", classes=3, **changes):
+    def make(strategy="RandomDP", classes=3, architecture="RoughNet", **changes):
         changes.setdefault("train_args", {}).update(num_epochs=1, print_every=1)
-        cfg = make_config(strategy, model={"architecture": "RoughNet", "numclasses": classes}, **changes)
+        cfg = make_config(strategy, model={"architecture": architecture, "numclasses": classes}, **changes)
         cfg.dataset.name = "own"
         cfg.dataloader.batch_size = 32
         built = TrainClassifier(cfg)
@@ -195,3 +203,173 @@ def test_a_text_with_an_impossible_label_contributes_nothing():
     assert gradient[0].abs().sum() > 0
     assert gradient[1:].abs().sum() == losses[1:].abs().sum() == 0
     assert torch.isfinite(uniform_gradients(torch.ones(3, 2), y, 3).r).all()
+
+
+# --- records that end a reading -------------------------------------------------------------------------------------
+
+
+class Scans(Dataset):
+    """One record cannot be read, and its reader says whose it is; another has its own shape, a third its own type."""
+
+    def __init__(self, n=400, bad=(7, 8, 9), seed=0):
+        self.inner, self.bad = listed(n, seed), bad
+
+    def __len__(self):
+        return len(self.inner)
+
+    def __getitem__(self, index):
+        x, y = self.inner[index]
+        if index not in self.bad:
+            return x, y
+        if index in (0, 7):
+            raise ValueError("cannot identify image file 'john_doe_1961.png'")
+        return (torch.zeros(5), y) if index == 8 else (x.double(), y)
+
+
+@pytest.mark.parametrize("strategy", ["FullDP", "GLISTERDP"])
+def test_a_record_that_cannot_be_read_does_not_end_a_run(trainer, strategy, capfd):
+    """An output with probability 0 without that record, and the file's name on the screen."""
+    run = trainer(strategy)
+    train_on(run, splits(Scans(), Scans(100, seed=1)))
+    assert run.spent().epsilon <= 3.0
+    assert "john_doe" not in "".join(capfd.readouterr())
+
+
+def test_a_record_that_cannot_be_read_is_null():
+    data = checked_splits(splits(Scans(bad=(0, 7, 8, 9))), private=True).train  # the first one too
+    x, _ = records_at(data, np.arange(12))
+    assert torch.isnan(x).all(dim=1).tolist() == [i in (0, 7, 8, 9) for i in range(12)]
+    good = torch.stack([listed()[i][0] for i in (1, 2, 3)])
+    assert torch.equal(x[1:4], good)
+    assert len(records_at(data, np.arange(0))[1]) == 0
+    assert unreadable_records(Scans(bad=(0, 7, 8, 9))) == [0, 7, 8, 9]
+
+
+def test_a_set_without_a_readable_record_is_refused():
+    with pytest.raises(DataError, match="no record"):
+        checked_splits(splits(Listed([None] * 20)), private=True)
+
+
+# --- words that a model does not know -------------------------------------------------------------------------------
+
+
+class Bag(torch.nn.Module):
+    """Two places of a record have a table of their own."""
+
+    def __init__(self, num_classes=3, input_shape=None, words=40, kinds=(40, 9)):
+        super().__init__()
+        self.words, self.kinds = torch.nn.Embedding(kinds[0], 5), torch.nn.Embedding(kinds[1], 5)
+        self.linear = torch.nn.Linear(5, num_classes)
+
+    def get_embedding_dim(self):
+        return 5
+
+    def forward(self, x, last=False, freeze=False):
+        h = self.words(x[:, 2:]).mean(dim=1) + self.kinds(x[:, :2]).mean(dim=1)
+        out = self.linear(h)
+        return (out, h) if last else out
+
+
+register_model("RoughBag", Bag, force=True)
+
+
+def words_of(n, seed, bad=()):
+    generator = torch.Generator().manual_seed(seed)
+    x, y = torch.randint(0, 9, (n, 6), generator=generator), torch.randint(0, 3, (n,), generator=generator)
+    for index, place, word in bad:
+        x[index, place] = word
+    return TensorDataset(x, y)
+
+
+def test_the_vocabulary_of_each_place_is_found():
+    assert known_words(Bag(), torch.zeros(6, dtype=torch.int64)).tolist() == [9, 9, 40, 40, 40, 40]
+    assert known_words(Bag(kinds=(40, 40)), torch.zeros(6, dtype=torch.int64)).tolist() == [40] * 6
+    assert known_words(Net(), torch.zeros(6)) is None
+
+
+BAD_WORDS = [(3, 0, 9), (4, 5, 40), (5, 2, -1)]
+
+
+@pytest.mark.parametrize("strategy", ["FullDP", "GLISTERDP"])
+def test_a_word_outside_of_the_vocabulary_does_not_end_a_run(trainer, strategy):
+    run = trainer(strategy, architecture="RoughBag")
+    train_on(run, splits(words_of(400, 0, BAD_WORDS), words_of(100, 1, BAD_WORDS), words_of(50, 2)))
+    assert run.spent().epsilon <= 3.0
+
+
+def test_a_record_with_a_strange_word_contributes_nothing():
+    data = checked_splits(splits(words_of(20, 0, BAD_WORDS), words_of(9, 1), words_of(9, 2)), private=True)
+    limit_words(data, Bag())
+    x, y = records_at(data.train, np.arange(8))
+    assert y.tolist()[3:6] == [-100] * 3
+    assert (y[[0, 1, 2, 6, 7]] >= 0).all()
+    assert int(x.max()) < 9
+
+
+# --- sets that share records, or are exchanged ----------------------------------------------------------------------
+
+
+def shared_sets():
+    whole, other = listed(), listed(50, 2)
+    tensors = words_of(300, 0).tensors
+    return {
+        "D is V": (whole, whole, other),
+        "D is the test set": (whole, listed(100, 1), whole),
+        "subsets overlap": (Subset(whole, range(200)), Subset(whole, range(199, 300)), other),
+        "subsets of a subset overlap": (Subset(Subset(whole, range(100, 300)), range(50)), Subset(whole, [140]), other),
+        "tensors overlap": (
+            TensorDataset(tensors[0][:200], tensors[1][:200]), TensorDataset(tensors[0][150:], tensors[1][150:]), other,
+        ),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", shared_sets())
+def test_sets_that_share_records_are_refused(kind):
+    """The statement said max(ε_D, ε_V) for a record that was in both."""
+    data = Splits(*shared_sets()[kind], 3)
+    with pytest.raises(DataError, match="share records"):
+        refuse_shared_records(data, validation_is_read=True)
+
+
+def test_sets_apart_are_accepted():
+    whole, tensors = listed(), words_of(300, 0).tensors
+    apart = Splits(Subset(whole, range(200)), Subset(whole, range(200, 300)), Subset(whole, range(300, 400)), 3)
+    refuse_shared_records(checked_splits(apart, private=True), validation_is_read=True)
+    cut = Splits(*(TensorDataset(tensors[0][a:b], tensors[1][a:b]) for a, b in ((0, 100), (100, 200), (200, 300))), 3)
+    refuse_shared_records(cut, validation_is_read=True)
+    same = Splits(whole, whole, listed(50, 2), 3)
+    refuse_shared_records(same, validation_is_read=False)  # FullDP reads no V
+
+
+def test_a_trainer_refuses_sets_that_share_records_before_anything_is_spent(trainer, tmp_path):
+    whole = listed()
+    with pytest.raises(DataError, match="share records"):
+        train_on(trainer("GLISTERDP"), splits(whole, whole))
+    assert not list(tmp_path.rglob("ledger*"))
+
+
+class Flipping(Listed):
+    """A random transform: no two readings of a record are alike."""
+
+    def __getitem__(self, index):
+        x, y = self.records[index]
+        return x + torch.rand(6), y
+
+
+@pytest.mark.parametrize("kind", [Listed, Flipping])
+def test_a_run_is_resumed_on_the_records_that_it_began_with(trainer, tmp_path, kind):
+    """D and V of the same size were exchanged, and nothing objected."""
+    one, other = (kind(listed(200, seed).records) for seed in (0, 1))
+    keys = {"ckpt": {"is_save": True, "save_every": 1}}
+    train_on(trainer("GLISTERDP", **keys), splits(one, other))
+    (private,) = {path.parent for path in tmp_path.rglob("records-*")}
+    assert {path.name: oct(path.stat().st_mode & 0o777) for path in private.iterdir()} == {
+        "records-D": "0o600", "records-V": "0o600",
+    }  # fmt: skip
+    keys["ckpt"]["is_load"] = True
+    with pytest.raises(AccountingError, match="other records"):
+        train_on(trainer("GLISTERDP", **keys), splits(other, one))
+    train_on(trainer("GLISTERDP", **keys), splits(one, other))
+    (private / "records-V").unlink()
+    with pytest.raises(AccountingError, match="missing"):
+        train_on(trainer("GLISTERDP", **keys), splits(one, other))

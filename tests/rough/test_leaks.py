@@ -15,12 +15,12 @@ import pytest
 import torch
 from builders import Net, data_of
 
-from cords_dp.datasets import ArrayDataset, Splits
+from cords_dp.data.arrays import ArrayDataset, Splits
 from cords_dp.errors import CordsDPError
-from cords_dp.models import register_model
+from cords_dp.models.build import register_model
 from cords_dp.planning import registered_mechanisms
 from cords_dp.selection.session import Selections
-from cords_dp.training import TrainClassifier
+from cords_dp.training.trainer import TrainClassifier
 
 MARK = 12345.678
 MARKED_D, MARKED_V = 137, 73  # where the marked records stand
@@ -95,7 +95,7 @@ def watch(monkeypatch):
         return pool
 
     monkeypatch.setattr(Selections, "select", spy)
-    from cords_dp.training.engine import PrivateEngine
+    from cords_dp.training.step import PrivateEngine
 
     step = PrivateEngine.step
 
@@ -194,12 +194,12 @@ def test_a_run_tells_nothing_about_marked_records(make_config, tmp_path, watch, 
 @pytest.mark.parametrize(("strategy", "mechanism"), SOME, ids=[m or s for s, m in CASES])
 def test_the_report_and_the_page_tell_nothing(make_config, tmp_path, watch, capsys, monkeypatch, strategy, mechanism):
     """The whole command: run_experiment on a set of which one record is marked, and the page about it."""
-    from cords_dp.experiments import run as experiment
     from cords_dp.report.page import write_page
+    from cords_dp.runs import run as experiment
 
     monkeypatch.setattr("cords_dp.training.trainer.build_dataset", lambda *_: marked_splits())
     monkeypatch.setattr("cords_dp.training.trainer.known_sizes", lambda *_: (600, 150))
-    monkeypatch.setattr("cords_dp.training.run.known_sizes", lambda *_: (600, 150))
+    monkeypatch.setattr("cords_dp.training.resolve.known_sizes", lambda *_: (600, 150))
     cfg = make_config(strategy, model={"architecture": "LeakNet"}, ckpt={"is_save": True, "save_every": 1},
                       train_args={"num_epochs": 2, "print_every": 1}, privacy={"epsilon": 8.0},
                       dss_args={"select_every": 1, **({"mechanism": mechanism} if mechanism else {})})  # fmt: skip
@@ -208,7 +208,7 @@ def test_the_report_and_the_page_tell_nothing(make_config, tmp_path, watch, caps
     cfg.dataset.pop("feature", None)
     cfg.dataloader.batch_size = 40
     out = tmp_path / "out"
-    monkeypatch.setattr("cords_dp.training.run.check_model", lambda *_, **__: None)
+    monkeypatch.setattr("cords_dp.training.resolve.check_model", lambda *_, **__: None)
     # the synthetic set has ten features and two classes, ours six and three
     monkeypatch.setattr("cords_dp.training.trainer.check_input", lambda *_: None)
     monkeypatch.setattr("cords_dp.training.trainer.build_model", lambda *_, **__: Net(classes=3))

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from cords_dp.config import load_config
-from cords_dp.datasets import ArrayDataset, with_features
-from cords_dp.datasets.fetch import image_arrays
+from cords_dp.data.arrays import ArrayDataset
+from cords_dp.data.feature_cache import with_features
+from cords_dp.data.fetch import image_arrays
 from cords_dp.errors import ConfigFileError, CordsDPError, DatasetUnavailableError
 from cords_dp.training.checkpoint import load_checkpoint
 

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, BranchMaximum, epsilon_bound, gaussian
 from cords_dp.accounting.events import merge
-from cords_dp.datasets import ArrayDataset
+from cords_dp.data.arrays import ArrayDataset
 from cords_dp.errors import BudgetExceededError, ConfigError, MechanismError
 from cords_dp.planning import price_of_selection
-from cords_dp.selection.tables import best_branch, table_ratios
-from cords_dp.training import TrainClassifier, resolve
+from cords_dp.selection.shared import best_branch, table_ratios
+from cords_dp.training.resolve import resolve
+from cords_dp.training.trainer import TrainClassifier
 
 
 def plan_for(n=6000, k=600, **changes):

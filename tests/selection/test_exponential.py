@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, ExponentialPicks, GumbelFreeze
 from cords_dp.errors import MechanismError
-from cords_dp.mechanisms import pick_probabilities
+from cords_dp.noise.primitives import pick_probabilities
 from cords_dp.selection.exponential import class_quotas
 from cords_dp.selection.last_layer import LastLayer, LastLayerGradients, last_layer, to_norm
 
@@ -70,7 +70,7 @@ def test_scores_and_sums_equal_those_of_explicit_gradients(linear_layer):
 
 def test_the_scores_agree_with_cords_when_nothing_is_clipped():
     """Same records, same model: our scores are CORDS' gains up to the public scale of v."""
-    from cords_dp.toolkit import GLISTERStrategy
+    from cords_dp.cords import GLISTERStrategy
 
     plan = plan_for(12, 4, selection_clip=1e6, validation_clip=1e6)
     selecting = selecting_for(plan)
@@ -244,7 +244,7 @@ def test_selection_is_charged_to_d_and_v_before_anything_is_drawn(monkeypatch):
     selecting = selecting_for(plan)
     drawn = spy_on_noise(monkeypatch, selecting)
     monkeypatch.setattr(
-        "cords_dp.mechanisms.releases.ScoreFreeze",
+        "cords_dp.selection.releases.ScoreFreeze",
         lambda *_, **__: pytest.fail("drawn before charged") if not selecting.ledger.events("D") else 1 / 0,
     )
     with pytest.raises(ZeroDivisionError):
@@ -262,11 +262,11 @@ def test_a_frozen_selection_is_charged_as_one_freeze_whatever_k_is():
 
 
 def test_cords_strategy_is_the_private_selector_and_its_exact_steps_are_closed(train):
-    from cords_dp.selection.glister import GLISTERDPStrategy
-    from cords_dp.toolkit import GLISTERDataLoader, GLISTERStrategy
+    from cords_dp.cords import GLISTERDataLoader, GLISTERStrategy
+    from cords_dp.training.private_strategies import GLISTERDPStrategy
 
     trainer = train("GLISTERDP", dss_args={"mechanism": "top_k"})
-    loader = trainer.progress.source
+    loader = trainer.session.source
     assert isinstance(loader, GLISTERDataLoader)
     assert isinstance(loader.strategy, GLISTERDPStrategy)
     assert isinstance(loader.strategy, GLISTERStrategy)
@@ -318,7 +318,7 @@ def test_the_private_validation_gradient_has_the_stated_noise():
 @pytest.mark.parametrize("greedy", ["Frozen", "RGreedy"])
 def test_of_many_records_few_are_shown_to_the_model(greedy, monkeypatch):
     """The scores are those of a look at all of D, and most of it is never looked at."""
-    from cords_dp.mechanisms import releases as module
+    from cords_dp.selection import releases as module
 
     monkeypatch.setattr(module, "_MANY", 1)
     plan = plan_for(400, 20, greedy=greedy, r=4)

@@ -74,7 +74,7 @@ def test_levels_that_the_plan_does_not_have_are_refused():
 
 @pytest.mark.parametrize("strategy", ["ClassWeightsDP", "GroupRatesDP"])
 def test_a_run_is_charged_as_planned_and_resumes(make_config, strategy):
-    from cords_dp.training import TrainClassifier
+    from cords_dp.training.trainer import TrainClassifier
 
     keys = {"train_args": {"num_epochs": 2}, "ckpt": {"is_save": True, "save_every": 1}}
     trainer = TrainClassifier(make_config(strategy, **keys))
@@ -90,8 +90,8 @@ def test_a_run_is_charged_as_planned_and_resumes(make_config, strategy):
 
 def test_a_record_does_not_change_its_branch(make_config, monkeypatch):
     """Levels that change between epochs would mix branches: no maximum over branches covers that."""
-    from cords_dp.dataloaders.private import GLISTERDPDataLoader
-    from cords_dp.training import TrainClassifier
+    from cords_dp.training.private_strategies import GLISTERDPDataLoader
+    from cords_dp.training.trainer import TrainClassifier
 
     real = GLISTERDPDataLoader.pool
 

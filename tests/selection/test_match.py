@@ -16,12 +16,12 @@ from scipy import stats
 
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, gaussian
 from cords_dp.accounting.events import merge
-from cords_dp.dataloaders import poisson_batches
-from cords_dp.datasets import ArrayDataset
+from cords_dp.data.arrays import ArrayDataset
 from cords_dp.errors import ConfigError, MechanismError
 from cords_dp.planning import price_of_selection
 from cords_dp.selection import Pool
 from cords_dp.selection.match import Tilt, chance_scales, score_histogram, tilt_strength, uniform_gradients
+from cords_dp.training.poisson import poisson_batches
 
 
 def labelled(n, shares, seed):
@@ -315,7 +315,7 @@ def test_after_a_warm_start_it_selects_when_the_pool_is_first_used(train):
 
 @pytest.mark.parametrize("kept", [0, 5])
 def test_steps_and_rate_do_not_depend_on_who_is_drawn(make_config, monkeypatch, kept):
-    from cords_dp.training import TrainClassifier
+    from cords_dp.training.trainer import TrainClassifier
 
     monkeypatch.setattr(Tilt, "chances", lambda self, scores: (np.arange(len(scores)) < kept).astype(float))
     trainer = TrainClassifier(make_config("GLISTERDP", dss_args={"mechanism": "match"}))
@@ -327,8 +327,8 @@ def test_steps_and_rate_do_not_depend_on_who_is_drawn(make_config, monkeypatch, 
 
 
 def test_a_checkpoint_holds_the_tilt_and_no_members(make_config, tmp_path):
-    from cords_dp.training import TrainClassifier
     from cords_dp.training.checkpoint import load_checkpoint
+    from cords_dp.training.trainer import TrainClassifier
 
     changes = {"ckpt": {"is_save": True, "save_every": 2}, "dss_args": {"mechanism": "match"}}
     trainer = TrainClassifier(make_config("GLISTERDP", **changes))
@@ -340,11 +340,11 @@ def test_a_checkpoint_holds_the_tilt_and_no_members(make_config, tmp_path):
     assert set(state["selection"]["tilt"]) == {"direction", "strength", "log_fill", "log_match"}
     with pytest.raises(MechanismError, match="secret"):
         trainer.published_subset()
-    strength = trainer.progress.source.selections.selector.released.strength
+    strength = trainer.session.source.selections.selector.released.strength
     changes["ckpt"]["is_load"] = True
     resumed = TrainClassifier(make_config("GLISTERDP", **changes))
     resumed.train()
-    assert resumed.progress.source.selections.selector.released.strength == strength
+    assert resumed.session.source.selections.selector.released.strength == strength
 
 
 @pytest.mark.parametrize("mechanism", ["align", "match", "threshold", "top_k", "exponential"])
@@ -352,8 +352,8 @@ def test_a_run_interrupted_before_its_first_checkpoint_goes_on_with_what_was_rel
     make_config, monkeypatch, mechanism
 ):
     """Its selection is spent, but what it released is on record: it is neither drawn nor charged again."""
-    from cords_dp.training import TrainClassifier
-    from cords_dp.training import stepping as module
+    from cords_dp.training import session as module
+    from cords_dp.training.trainer import TrainClassifier
 
     class Crashing(module.PrivateEngine):
         def step(self, *batch):
@@ -380,14 +380,14 @@ def test_a_run_interrupted_before_its_first_checkpoint_goes_on_with_what_was_rel
 
 @pytest.mark.parametrize("changes", [{"score": "el2n"}, {"selection_type": "PerClass"}])
 def test_what_match_cannot_do_is_refused(make_config, changes):
-    from cords_dp.training import resolve
+    from cords_dp.training.resolve import resolve
 
     with pytest.raises(ConfigError, match="threshold"):
         resolve(make_config("GLISTERDP", dss_args={"mechanism": "match", **changes}))
 
 
 def test_another_score_gets_the_threshold_mechanism(make_config):
-    from cords_dp.training import resolve
+    from cords_dp.training.resolve import resolve
 
     assert resolve(make_config("GLISTERDP", dss_args={"score": "el2n"})).mechanism.name == "threshold"
 

@@ -175,7 +175,7 @@ def test_exponential_takes_other_scores_too(train):
 def test_steps_rate_and_normaliser_do_not_depend_on_the_pool_s_size(make_config, monkeypatch, size):
     """A pool forced to 0 or 5 members: the same steps, charges, loader length and normaliser as planned."""
     from cords_dp.selection.threshold import ThresholdSelector
-    from cords_dp.training import TrainClassifier
+    from cords_dp.training.trainer import TrainClassifier
 
     monkeypatch.setattr(ThresholdSelector, "membership", lambda self, released, coins: np.arange(len(coins)) < size)
     trainer = TrainClassifier(make_config("GLISTERDP", dss_args={"mechanism": "threshold"}))
@@ -183,7 +183,7 @@ def test_steps_rate_and_normaliser_do_not_depend_on_the_pool_s_size(make_config,
     charged = [e for e in trainer.ledger.entries if e.phase == "training"]
     assert sum(e.event.count for e in charged) == trainer.plan.shape.steps
     assert {e.event.rate for e in charged} == {128 / trainer.plan.shape.k}
-    assert len(trainer.progress.source.current) == size
+    assert len(trainer.session.source.current) == size
 
 
 def test_a_checkpoint_holds_released_values_and_no_members(train, tmp_path):
@@ -205,7 +205,7 @@ def test_a_checkpoint_holds_released_values_and_no_members(train, tmp_path):
 
 
 def test_the_pool_is_recomputed_when_a_run_resumes(make_config):
-    from cords_dp.training import TrainClassifier
+    from cords_dp.training.trainer import TrainClassifier
 
     changes = {"dss_args": {"mechanism": "threshold", "exploration": 0.0}, "ckpt": {"is_save": True, "save_every": 1}}
     first = TrainClassifier(make_config("GLISTERDP", **changes))
@@ -214,7 +214,7 @@ def test_the_pool_is_recomputed_when_a_run_resumes(make_config):
 
     def stop(self, path, epoch):
         original(self, path, epoch)
-        pools["first"] = np.sort(self.progress.source.current.indices)
+        pools["first"] = np.sort(self.session.source.current.indices)
         if epoch == 3:
             raise KeyboardInterrupt
 
@@ -224,7 +224,7 @@ def test_the_pool_is_recomputed_when_a_run_resumes(make_config):
     changes["ckpt"]["is_load"] = True
     second = TrainClassifier(make_config("GLISTERDP", **changes))
     second.train()
-    assert np.array_equal(np.sort(second.progress.source.current.indices), pools["first"])
+    assert np.array_equal(np.sort(second.session.source.current.indices), pools["first"])
     assert second.spent().epsilon <= 3.0
 
 
@@ -239,7 +239,7 @@ def test_seconds_are_coarse_where_the_pool_is_secret(train):
 def test_a_subset_is_published_only_on_request_and_where_it_was_paid_for(make_config, tmp_path, mechanism, allowed):
     import json
 
-    from cords_dp.experiments.run import run_experiment
+    from cords_dp.runs.run import run_experiment
 
     quiet = make_config("GLISTERDP", dss_args={"mechanism": mechanism})
     run_experiment(quiet, tmp_path / "quiet", progress=False)
@@ -289,7 +289,7 @@ def test_el2n_is_the_length_of_the_error():
 
 
 def test_an_unknown_score_is_named(make_config):
-    from cords_dp.training import resolve
+    from cords_dp.training.resolve import resolve
 
     with pytest.raises(ConfigError, match="known are"):
         resolve(make_config("GLISTERDP", dss_args={"score": "magic"}))

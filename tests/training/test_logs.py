@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 from cords_dp.accounting import Bound
 from cords_dp.planning import Cost
-from cords_dp.training.logs import console_logger
+from cords_dp.training.log import console_logger
 
 
 def test_log_lines_stand_above_the_progress_bar(monkeypatch):

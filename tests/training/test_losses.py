@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cords_dp.errors import DataError
-from cords_dp.training.losses import RecordMSELoss
+from cords_dp.models.losses import RecordMSELoss
 
 
 @pytest.mark.parametrize(("outputs", "targets"), [((4, 1), (4,)), ((4,), (4, 1)), ((4, 3), (4, 3)), ((4,), (4,))])

@@ -6,13 +6,24 @@ import copy
 
 import pytest
 import torch
-from steps import CE, InPlaceResidual, SequenceNet, batch_of, engine_for, flat, gradients_by_loop, recording_engine
+from steps import (
+    CE,
+    InPlaceResidual,
+    LinearNet,
+    SequenceNet,
+    batch_of,
+    engine_for,
+    flat,
+    gradients_by_loop,
+    recording_engine,
+    small_net,
+)
 from torch import nn
 from torch.nn import functional as F
 
 from cords_dp.config.settings import GRADIENT_MODES as MODES
 from cords_dp.errors import UnsupportedModelError
-from cords_dp.training.modes import fastest_mode, try_modes
+from cords_dp.training.gradients.choose import Probe, choose_mode, try_modes
 
 # --- models made to be got wrong ------------------------------------------------------------------------------------
 
@@ -234,7 +245,7 @@ def test_ghost_clipping_refuses_weights_that_are_used_twice(adversary, size):
 
 def test_the_probe_alone_finds_norms_that_miss_a_part(monkeypatch):
     """Mutant: without the look at the graph, the clip norm far below every gradient still tells."""
-    monkeypatch.setattr("cords_dp.training.engine.refuse_weights_used_twice", lambda losses, parameters: None)
+    monkeypatch.setattr("cords_dp.training.gradients.opacus.refuse_weights_used_twice", lambda losses, parameters: None)
     torch.manual_seed(0)
     x, y, _ = batch_of(4)
     _, refused = try_modes(ReusedInAShortGradient(), 0.1 * x, y, CE, ["ghost"])
@@ -254,6 +265,102 @@ def test_a_weight_that_some_records_use_twice_stops_the_step():
     assert "ghost" in try_modes(model, x, y, CE, ["ghost"])[0]
     with pytest.raises(UnsupportedModelError, match="each weight once"):
         engine_for(model, "ghost").step(1000 * x, y, torch.ones(4))
+
+
+class AtAKink(Body):
+    """Float32 rounds it otherwise in other batches, by enough to open or shut a ReLU now and then."""
+
+    def forward(self, x):
+        size = 3 * len(x) - 2
+        rounding = x * size / size - x
+        return self.head(torch.relu(self.a(x) + 2e5 * rounding) + self.b(x))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_kink_between_two_roundings_does_not_make_a_mode_look_wrong(seed):
+    """ResNet18 was refused for four of twenty seeds, the default among them."""
+    torch.manual_seed(seed)
+    x, y, _ = batch_of(4)
+    assert choose_mode(AtAKink(), x, y, CE).name == "bookkeeping"
+
+
+class InsistsOnFloat32(Body):
+    def forward(self, x):
+        return self.head(torch.relu(self.a(x.float()) + self.b(x.float())))
+
+
+def test_a_model_that_insists_on_float32_is_tried_in_it():
+    x, y, _ = batch_of(4)
+    assert "bookkeeping" in try_modes(InsistsOnFloat32(), x, y, CE)[0]
+
+    class Mixing(InsistsOnFloat32):
+        def forward(self, x):
+            return super().forward(x - x.float().mean(dim=0))
+
+    assert try_modes(Mixing(), x, y, CE)[0] == []
+
+
+@pytest.mark.parametrize("how", ["no_grad", "data"])
+def test_a_model_that_changes_its_weights_while_it_computes_is_refused(how):
+    class Changing(Body):
+        def forward(self, x):
+            with torch.no_grad():
+                weight = self.b.weight if how == "no_grad" else self.b.weight.data
+                weight.mul_(0.99)
+            return self.head(torch.tanh(self.a(x)) + self.b(x))
+
+    x, y, _ = batch_of(4)
+    with pytest.raises(UnsupportedModelError, match="changes its own weights"):
+        choose_mode(Changing(), x, y, CE)
+
+
+def test_a_step_in_which_weights_change_stops():
+    """No probe finds what a model does on other inputs."""
+
+    class Sometimes(Body):
+        def forward(self, x):
+            if float(x.max()) > 100:
+                self.b.weight.data[0] += 1
+            return self.head(torch.tanh(self.a(x)) + self.b(x))
+
+    x, y, _ = batch_of(4)
+    model = Sometimes()
+    assert "bookkeeping" in try_modes(model, x, y, CE)[0]
+    for mode in ("bookkeeping", "hooks"):
+        with pytest.raises(UnsupportedModelError, match="changes its own weights"):
+            engine_for(copy.deepcopy(model), mode).step(1000 * x, y, torch.ones(4))
+
+
+def test_an_embedding_that_rewrites_its_rows_is_refused_before_anything_is_tried():
+    """At a claimed ε of 0.5 the row of one record's own word was told apart in six of six runs."""
+    from cords_dp.models.private import make_private_ready
+
+    for layer in (nn.Embedding(7, 3, max_norm=1.0), nn.EmbeddingBag(7, 3, max_norm=1.0)):
+        with pytest.raises(UnsupportedModelError, match="max_norm"):
+            make_private_ready(nn.Sequential(layer, nn.Linear(3, 2)))
+
+
+# --- by rank --------------------------------------------------------------------------------------------------------
+
+
+def test_no_stopwatch_decides_where_a_proved_mode_is_right(monkeypatch):
+    monkeypatch.setattr(Probe, "seconds", lambda *_: pytest.fail("nothing is to be measured"))
+    x, y, _ = batch_of(4)
+    assert choose_mode(small_net(), x, y, CE).name == "bookkeeping"
+    assert choose_mode(LinearNet(), x, y, CE).name == "linear"
+
+
+@pytest.mark.parametrize("quick", ["hooks", "ew"])
+def test_the_quicker_of_equal_modes_is_taken_where_none_is_preferred(monkeypatch, quick):
+    monkeypatch.setattr(Probe, "seconds", lambda _, mode: 1.0 if mode.name == quick else 2.0)
+    x, y, _ = batch_of(4)
+    assert choose_mode(small_net(), x, y, CE, ["hooks", "ew", "functorch"]).name == quick
+
+
+def test_ghost_clipping_which_has_no_proof_has_to_be_asked_for():
+    x, y, _ = batch_of(4)
+    assert choose_mode(small_net(), x, y, CE, ["ghost", "hooks"]).name == "hooks"
+    assert choose_mode(small_net(), x, y, CE, ["ghost"]).name == "ghost"
 
 
 def test_a_model_without_a_gradient_cannot_be_tried():
@@ -289,7 +396,7 @@ def test_a_model_whose_in_place_statements_cannot_be_undone_is_refused(statement
 
     x, y, _ = batch_of(4)
     with pytest.raises(UnsupportedModelError, match="no way to get per-example gradients"):
-        fastest_mode(Statement(), x, y, CE, ("hooks", "ghost"))
+        choose_mode(Statement(), x, y, CE, ("hooks", "ghost"))
 
 
 @pytest.mark.parametrize(("unfit", "reason"), [("unused", "take no part"), ("shape", "one logit")])
@@ -301,7 +408,7 @@ def test_models_that_are_no_classifiers_are_refused_with_the_reason(unfit, reaso
 
     x, y, _ = batch_of(4)
     with pytest.raises(UnsupportedModelError, match=reason):
-        fastest_mode(Unfit(), x, y, CE)
+        choose_mode(Unfit(), x, y, CE)
 
 
 @pytest.mark.parametrize("mode", ["hooks", "ghost", "functorch"])
@@ -315,7 +422,7 @@ def test_dropout_does_not_make_a_mode_look_wrong(mode):
             return self.head(nn.functional.dropout(self.drop(self.one(x)) + self.two(x), 0.5, self.training))
 
     x, y, _ = batch_of(4)
-    assert fastest_mode(Dropping(), x, y, CE, (mode,)) == mode
+    assert choose_mode(Dropping(), x, y, CE, (mode,)).name == mode
 
 
 def test_records_that_mix_while_training_only_are_found():
@@ -328,7 +435,7 @@ def test_records_that_mix_while_training_only_are_found():
 
     x, y, _ = batch_of(4)
     with pytest.raises(UnsupportedModelError, match="wrong gradients"):
-        fastest_mode(MixesInTraining(), x, y, CE, ("hooks", "ghost"))
+        choose_mode(MixesInTraining(), x, y, CE, ("hooks", "ghost"))
 
 
 def test_a_mode_that_gives_wrong_gradients_is_refused():
@@ -344,9 +451,9 @@ def test_a_mode_that_gives_wrong_gradients_is_refused():
 
     x, y, _ = batch_of(4)
     with pytest.raises(UnsupportedModelError, match="wrong gradients"):
-        fastest_mode(Coupled(), x, y, CE, ("hooks",))
+        choose_mode(Coupled(), x, y, CE, ("hooks",))
 
 
 def test_sequences_get_another_mode_than_ghost():
     x, y = torch.randn(2, 5, 4), torch.tensor([0, 1])
-    assert fastest_mode(SequenceNet(), x, y, CE) != "ghost"
+    assert choose_mode(SequenceNet(), x, y, CE).name != "ghost"

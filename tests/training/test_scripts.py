@@ -13,8 +13,9 @@ from cords_style import checkout, cords_config
 from dotmap import DotMap
 from torch import nn
 
-from cords_dp import TrainClassifier, toolkit
-from cords_dp.datasets.published import DATASETS, DatasetInfo
+from cords_dp import TrainClassifier
+from cords_dp import cords as toolkit
+from cords_dp.data.published import DATASETS, DatasetInfo
 from cords_dp.errors import ConfigError, ConfigFileError
 
 CHECKOUT = checkout()
@@ -47,11 +48,34 @@ def small_cifar(tmp_path, monkeypatch):
     np.savez(tmp_path / "data" / "cifar10.npz", x_train=x[:200], y_train=y[:200], x_test=x[200:], y_test=y[200:])
     known = DATASETS["cifar10"]
     monkeypatch.setitem(DATASETS, "cifar10", DatasetInfo(200, 50, known.shape, 10, known.mean, known.std))
-    monkeypatch.setattr("cords_dp.toolkit.cords_models.ResNet18", TinyNet)
+    monkeypatch.setattr("cords_dp.cords.cords_models.ResNet18", TinyNet)
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)
     return work
+
+
+# --- the flagship network -------------------------------------------------------------------------------------------
+
+
+def test_cords_config_of_resnet18_trains_with_the_default_seed(small_cifar, monkeypatch):
+    """CORDS' config_glister_cifar10.py with the word changed, on 200 images. It was refused: a mode looked wrong."""
+    monkeypatch.undo()
+    monkeypatch.chdir(small_cifar)
+    known = DATASETS["cifar10"]
+    monkeypatch.setitem(DATASETS, "cifar10", DatasetInfo(200, 50, known.shape, 10, known.mean, known.std))
+    config = cords_config(
+        "cifar10",
+        dss_args={"type": "GLISTERDP", "select_every": 1},
+        train_args={"num_epochs": 1, "device": "cpu"},
+        privacy={"epsilon": 8.0, "accountant": "rdp"},
+        dataloader={"batch_size": 10},
+    )
+    trainer = TrainClassifier(config)
+    trainer.train()
+    assert type(trainer.model).__name__ == "ResNet"
+    assert trainer.ledger.notes["gradient mode"] == "bookkeeping"
+    assert 0 < trainer.spent().epsilon <= 8.0
 
 
 # --- a script of ours, in the manner of CORDS' ---------------------------------------------------------------------
@@ -227,7 +251,7 @@ def test_every_cell_of_cords_benchmark(small_cifar, capsys):
 @pytest.mark.skipif(CHECKOUT is None or toolkit.IS_CHECKOUT, reason="an older notebook than a checkout's loaders")
 def test_cords_custom_loop_runs_once_cords_dp_is_imported(small_cifar, monkeypatch):
     """Without privacy, as it is: CORDS' imports of what no longer exists are mended by ours."""
-    from cords_dp.datasets import build_dataset
+    from cords_dp.data.build import build_dataset
 
     data = build_dataset(cords_config("cifar10"), np.random.default_rng(0))
     monkeypatch.setattr("cords.utils.data.datasets.SL.gen_dataset", lambda *_, **__: data)

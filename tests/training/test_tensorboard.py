@@ -10,7 +10,7 @@ import pytest
 
 from cords_dp import TrainClassifier
 from cords_dp.errors import ConfigError
-from cords_dp.training.tensorboard import scalar_name
+from cords_dp.training.log import scalar_name
 
 ALL = ["trn_loss", "trn_acc", "val_loss", "tst_loss", "tst_acc", "subtrn_loss", "time"]
 
@@ -78,9 +78,9 @@ def test_epsilon_of_d_and_of_v_are_columns_of_their_own(make_config, tmp_path):
 
 
 def test_what_is_missing_is_told_before_data_is_read(make_config, monkeypatch):
-    monkeypatch.setattr("cords_dp.datasets.build._digits", lambda *_: pytest.fail("data was read"))
+    monkeypatch.setattr("cords_dp.data.build._digits", lambda *_: pytest.fail("data was read"))
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ConfigError, match=r"cords-dp\[tensorboard\]"):
+    with pytest.raises(ConfigError, match=r"pip install '\.\[tensorboard\]'"):
         TrainClassifier(make_config("RandomDP", train_args={"tensorboard": True})).train()
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from cords_dp.training.threads import steps_are_small, threads_for_steps
+from cords_dp.processes import steps_are_small, threads_for_steps
 
 
 @pytest.fixture
@@ -41,11 +41,11 @@ def test_features_are_computed_by_all_threads():
 
 
 def test_a_run_takes_one_and_gives_the_others_back(two_threads, train, monkeypatch):
-    from cords_dp.training.epochs import PrivateEpochs
+    from cords_dp.training.session import PrivateSession
 
-    seen, original = [], PrivateEpochs.train
+    seen, original = [], PrivateSession.train_epoch
     monkeypatch.setattr(
-        PrivateEpochs, "train", lambda self, *args: seen.append(torch.get_num_threads()) or original(self, *args)
+        PrivateSession, "train_epoch", lambda self, *args: seen.append(torch.get_num_threads()) or original(self, *args)
     )
     train("RandomDP")
     assert set(seen) == {1}

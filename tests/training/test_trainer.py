@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import re
@@ -13,14 +14,16 @@ import torch
 from dotmap import DotMap
 from torch.utils.data import TensorDataset
 
-from cords_dp import toolkit
+from cords_dp import cords as toolkit
+from cords_dp import load_model
 from cords_dp.accounting import TRAINING_DATA, Ledger
-from cords_dp.errors import ConfigError
-from cords_dp.registry import register_strategy, strategy_names
-from cords_dp.training import TrainClassifier, resolve
+from cords_dp.errors import ConfigError, ModelUnavailableError
 from cords_dp.training.checkpoint import load_checkpoint
-from cords_dp.training.optim import planned_learning_rate
-from cords_dp.training.optimizer_keys import OPTIMIZERS, SCHEDULERS
+from cords_dp.training.gradients.choose import Probe
+from cords_dp.training.optim import OPTIMIZERS, SCHEDULERS, planned_learning_rate
+from cords_dp.training.resolve import resolve
+from cords_dp.training.strategies import register_strategy, strategy_names
+from cords_dp.training.trainer import TrainClassifier
 
 PRIVATE = ("FullDP", "RandomDP", "GLISTERDP")
 
@@ -69,8 +72,8 @@ def test_epsilon_infinity_trains_without_noise(train):
 
 def test_sampler_optimizer_and_accountant_agree(make_config, monkeypatch):
     """The numbers that the sampler draws with, the optimizer adds and the ledger charges are the plan's."""
-    from cords_dp.training import epochs as module
-    from cords_dp.training import stepping
+    from cords_dp.training import session as module
+    from cords_dp.training import session as stepping
 
     seen = {"rates": [], "steps": 0, "engines": []}
     real_batches, real_engine = module.poisson_batches, stepping.PrivateEngine
@@ -157,7 +160,7 @@ def test_cords_resnet18_with_its_in_place_residual_trains(make_config):
 @pytest.mark.parametrize("strategy", PRIVATE)
 def test_no_indices_scores_or_batch_sizes_in_logs_and_files(make_config, strategy, tmp_path, caplog, capsys):
     """Every output is searched, at every log level, for the selected indices and for sizes other than public ones."""
-    from cords_dp.experiments.run import run_experiment
+    from cords_dp.runs.run import run_experiment
 
     logging.getLogger().setLevel(logging.DEBUG)
     run_experiment(make_config(strategy), tmp_path / "out", progress=False)
@@ -213,7 +216,7 @@ def test_cords_own_strategies_run_through_the_same_trainer(make_config, strategy
 def test_cords_names_are_registered_and_aliases_work():
     names = strategy_names()
     assert {"Full", "Random", "GLISTER", "CRAIG", "GradMatch", "FullDP", "RandomDP", "GLISTERDP"} <= set(names)
-    from cords_dp.registry import get_strategy
+    from cords_dp.training.strategies import get_strategy
 
     assert get_strategy("GLISTER-DP") is get_strategy("glister_dp") is get_strategy("GLISTERDP")
 
@@ -283,7 +286,7 @@ def test_every_optimizer_and_scheduler(train, optimizer, scheduler):
 
 
 def test_three_learning_rates_of_cords_resnet_configs():
-    from cords_dp.models import build_model
+    from cords_dp.models.build import build_model
     from cords_dp.training.optim import build_optimizer
 
     cfg = {
@@ -371,7 +374,7 @@ def test_a_fresh_run_sets_the_old_ledger_aside(make_config, tmp_path):
 
 
 def test_the_epoch_is_on_disk_before_its_first_step(make_config, tmp_path, monkeypatch):
-    from cords_dp.training import stepping as module
+    from cords_dp.training import session as module
 
     class Crashing(module.PrivateEngine):
         def step(self, *batch):
@@ -421,7 +424,7 @@ def test_a_fresh_run_sets_the_old_checkpoint_aside_with_its_ledger(make_config, 
 
 def test_one_seed_at_two_budgets_does_not_share_noise(train):
     """Equal noise would cancel in the difference of the two models; even where noise is reproducible."""
-    from cords_dp.seeding import Streams
+    from cords_dp.noise.generators import Streams
 
     contexts = [train("FullDP", privacy={"epsilon": epsilon}).plan.fingerprint for epsilon in (3.0, 8.0)]
     draws = [Streams(0, context=context, reproducible=True).numpy("noise").random() for context in contexts]
@@ -438,13 +441,85 @@ def test_two_runs_in_one_folder_notice_each_other(tmp_path):
         second.charge(TRAINING_DATA, "training", gaussian(1.0))
 
 
+# --- what a script finds beside its log --------------------------------------------------------------------------
+
+
+def beside_the_log(folder):
+    (log,) = folder.rglob("*.log")
+    return log.parent
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.9])
+def test_a_script_s_user_has_the_statement_and_can_load_the_checkpoint(train, tmp_path, decay):
+    trainer = train("RandomDP", ckpt={"is_save": True, "save_every": 3}, privacy={"ema_decay": decay})
+    folder = beside_the_log(tmp_path)
+    report = json.loads((folder / "privacy.json").read_text())
+    assert report["epsilon"] == pytest.approx(trainer.spent().epsilon)
+    assert report["statement"] in (folder / "privacy.md").read_text()
+    loaded = load_model(folder)
+    x = trainer.data.test.batch(np.arange(50))[0]
+    expected = torch.softmax(trainer.model.eval()(x), dim=1).detach()
+    np.testing.assert_allclose(loaded.predict_proba(x), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_statement_and_card_lie_beside_a_checkpoint_that_is_elsewhere_too(train, tmp_path):
+    train("RandomDP", ckpt={"is_save": True, "dir": str(tmp_path / "weights")})
+    for folder in (beside_the_log(tmp_path), next((tmp_path / "weights").rglob("model.pt")).parent):
+        assert {"privacy.md", "privacy.json", "model.json"} <= {path.name for path in folder.iterdir()}
+
+
+def test_a_resumed_run_goes_on_in_the_gradient_mode_that_it_began_in(make_config, monkeypatch):
+    """One network got book-keeping, ew, ghost, ghost in four runs: the stopwatch of the moment decided."""
+    keys = {"ckpt": {"is_save": True, "save_every": 1}}
+    first = TrainClassifier(make_config("FullDP", **keys, privacy={"grad_sample_mode": "hooks"}))
+    first.train()
+    assert first.ledger.notes["gradient mode"] == "hooks"
+    tried = []
+    real = Probe.problem
+    monkeypatch.setattr(Probe, "problem", lambda probe, mode: (tried.append(mode.name), real(probe, mode))[1])
+    keys["ckpt"]["is_load"] = True
+    TrainClassifier(make_config("FullDP", **keys, privacy={"grad_sample_mode": "auto"})).train()
+    assert tried == ["hooks"]
+
+
+def test_a_state_dict_that_a_script_saves_beside_its_log_can_be_loaded(make_config, tmp_path):
+    """Of records that it handed over itself: what is known of a published set of that name is not said of them."""
+    x, y = torch.randn(300, 20), torch.randint(0, 3, (300,))
+    sets = [TensorDataset(x, y), TensorDataset(x, y), TensorDataset(x.clone(), y)]  # nobody reads the second
+    data = dict(zip(("trainset", "validset", "testset"), sets, strict=True))
+    config = make_config("FullDP", model={"numclasses": 3, "architecture": "TwoLayerNet"})
+    trainer = TrainClassifier(config)
+    trainer.train(**data, num_cls=3)
+    folder = beside_the_log(tmp_path)
+    with pytest.raises(ModelUnavailableError, match="state_dict"):
+        load_model(folder)
+    torch.save(trainer.model.state_dict(), folder / "model.pt")
+    loaded = load_model(folder)
+    assert (loaded.card.shape, loaded.classes, loaded.card.pixels) == ((20,), ("0", "1", "2"), None)
+    assert loaded.predict_proba(x).shape == (300, 3)
+
+
+def test_a_run_without_privacy_has_no_statement_and_first_withdraws_an_earlier_one(train, make_config, tmp_path):
+    train("Random")
+    assert (beside_the_log(tmp_path) / "model.json").is_file()
+    assert not list(tmp_path.rglob("privacy.*"))
+    train("FullDP")
+    (statement,) = tmp_path.rglob("privacy.md")
+    assert "differentially private" in statement.read_text()
+    killed = TrainClassifier(make_config("FullDP", privacy={"epsilon": math.inf}, ckpt={"is_save": True}))
+    killed._after_epoch = lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        killed.train()
+    assert not list(tmp_path.rglob("privacy.*"))
+
+
 # --- RandomDP on a secret subset ---------------------------------------------------------------------------------
 
 
 def test_a_secret_subset_is_drawn_by_coins_kept_out_of_files_and_cannot_be_resumed(train, make_config, tmp_path):
     from cords_dp.errors import ConfigError, MechanismError
-    from cords_dp.training import resolve
     from cords_dp.training.checkpoint import load_checkpoint
+    from cords_dp.training.resolve import resolve
 
     secret = {"secret_subset": True}
     trainer = train("RandomDP", dss_args=secret, ckpt={"is_save": True, "save_every": 2})
@@ -460,14 +535,14 @@ def test_a_secret_subset_is_drawn_by_coins_kept_out_of_files_and_cannot_be_resum
 
 def test_the_size_of_a_secret_subset_varies_as_coins_do(make_config):
     """Mutant: a subset of exactly k would not be covered by the amplification that is claimed."""
-    from cords_dp.training import TrainClassifier
+    from cords_dp.training.trainer import TrainClassifier
 
     sizes = set()
     for seed in range(3):
         cfg = make_config("RandomDP", dss_args={"secret_subset": True}, train_args={"num_epochs": 1, "seed": seed})
         trainer = TrainClassifier(cfg)
         trainer.train()
-        size = len(trainer.progress.source.current)
+        size = len(trainer.session.source.current)
         sizes.add(size)
         k = trainer.plan.shape.k
         assert abs(size - k) < 5 * (k * 0.7) ** 0.5
@@ -484,7 +559,7 @@ def test_the_size_of_a_secret_subset_varies_as_coins_do(make_config):
 def test_one_seed_gives_different_trainings_different_noise(make_config, changes):
     """Found in review: with equal noise, the difference of two models of one seed would be free of it."""
     from cords_dp.config import config_digest
-    from cords_dp.seeding import Streams
+    from cords_dp.noise.generators import Streams
 
     one, same, other = make_config(), make_config(), make_config(**changes)
     same.dataset.datadir = "elsewhere"
@@ -494,7 +569,7 @@ def test_one_seed_gives_different_trainings_different_noise(make_config, changes
 
 
 def test_ranks_draw_their_own_views_and_toss_their_own_coins():
-    from cords_dp.seeding import Streams
+    from cords_dp.noise.generators import Streams
 
     streams = [Streams(entropy=5), Streams(entropy=5)]
     views = [s.numpy("augmentation", rank=rank).random(4) for rank, s in enumerate(streams)]
@@ -504,7 +579,7 @@ def test_ranks_draw_their_own_views_and_toss_their_own_coins():
 
 
 def test_the_report_says_what_a_secret_subset_rests_on(make_config, tmp_path):
-    from cords_dp.experiments.run import run_experiment
+    from cords_dp.runs.run import run_experiment
 
     run_experiment(make_config("RandomDP", dss_args={"secret_subset": True}), tmp_path / "run", progress=False)
     assert "as long as the subset stays secret" in (tmp_path / "run" / "privacy.md").read_text()

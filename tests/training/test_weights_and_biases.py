@@ -47,7 +47,7 @@ def test_cords_own_strategies_are_logged_too(wandb, make_config):
 
 
 def test_what_is_missing_is_told_before_data_is_read(wandb, make_config, monkeypatch):
-    monkeypatch.setattr("cords_dp.datasets.build._digits", lambda *_: pytest.fail("data was read"))
+    monkeypatch.setattr("cords_dp.data.build._digits", lambda *_: pytest.fail("data was read"))
     wandb.run = None
     trainer = TrainClassifier(make_config("RandomDP", train_args={"wandb": True}))
     with pytest.raises(ConfigError, match=r"wandb\.init"):

@@ -1,0 +1,278 @@
+"""What is public of the datasets that come by name, and what their section of a config may say. Nothing is read.
+
+The paper's synthetic set with a shift between training, validation and test classes.
+
+Tiny ImageNet from its publishers' files: 200 classes, 64×64 pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cords_dp.config.values import folder, path
+from cords_dp.data.arrays import RawData
+from cords_dp.data.images import PixelConstants
+from cords_dp.data.sources.base import Facts, find_source, source_names
+from cords_dp.errors import ConfigError, DatasetUnavailableError
+
+_VALIDATION_SHARE = 0.1
+FEATURES = 10
+FEATURE_NAMES = ("dss", "classimb", "mildimb", "shift")
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """Public facts of a dataset: sizes, shape, and the constants that its pixels are normalised with."""
+
+    num_train: int
+    num_test: int
+    shape: tuple[int, ...]
+    num_classes: int
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+
+
+# The constants are CORDS' own; they are published with the datasets, not fitted here.
+DATASETS: dict[str, DatasetInfo] = {
+    "mnist": DatasetInfo(60_000, 10_000, (1, 28, 28), 10, (0.1307,), (0.3081,)),
+    "cifar10": DatasetInfo(50_000, 10_000, (3, 32, 32), 10, (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+    "cifar100": DatasetInfo(50_000, 10_000, (3, 32, 32), 100, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+    "tinyimagenet": DatasetInfo(100_000, 10_000, (3, 64, 64), 200, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "digits": DatasetInfo(1_437, 360, (64,), 10),
+    "synthetic": DatasetInfo(4_000, 500, (FEATURES,), 2),
+}
+_ALIASES = {"sklearn-digits": "digits"}
+# Sets that CORDS reads with fixed constants.
+_CORDS_IMAGE_SETS = {"fashion-mnist", "svhn", "kmnist", "stl10", "emnist"}
+_SORTED_BY_CLASS = {"folder", "tinyimagenet"}
+_HAND_OVER = (
+    "hand over records that are scaled by public constants: "
+    "TrainClassifier(cfg).train(trainset=..., validset=..., testset=..., num_cls=...)"
+)
+# Sets that CORDS standardises with statistics of the training records.
+_STANDARDISED = {
+    "dna", "Community_Crime", "LawSchool", "LawSchool_selcon", "cadata", "abalone", "cpusmall", "MSD", "adult",
+    "connect_4", "letter", "satimage", "svmguide1", "usps", "ijcnn1", "covertype", "census",
+}  # fmt: skip
+
+
+def dataset_name(cfg: Mapping[str, Any]) -> str:
+    name = cfg["dataset"].get("name")
+    return _ALIASES.get(name, name)
+
+
+def check_dataset(cfg: Mapping[str, Any], *, private: bool) -> None:
+    """Refuse a dataset section that cannot be used, before anything is read."""
+    name, feature = dataset_name(cfg), feature_of(cfg["dataset"])
+    if not name:
+        known = ", ".join([*DATASETS, *source_names()])
+        raise ConfigError("dataset.name", name, f"name a dataset: {known}")
+    if (source := find_source(name)) is not None:
+        if feature != "dss":
+            raise ConfigError("dataset.feature", feature, "changes published sets only; leave the key out")
+        source.check(cfg["dataset"], private=private)
+        return
+    if name not in DATASETS:
+        if private and name not in _CORDS_IMAGE_SETS and name not in _text_sets():
+            raise ConfigError("dataset.name", name, f"{_why_not(name)}; {_HAND_OVER}")
+        return
+    _check_built(cfg["dataset"], name, feature)
+
+
+def public_facts(cfg: Mapping[str, Any]) -> Facts | None:
+    """What is public of a set before it is read; None for one whose records have to be looked at."""
+    name = dataset_name(cfg)
+    if (source := find_source(name)) is not None:
+        return source.facts(cfg["dataset"])
+    info = DATASETS.get(name)
+    if info is None:
+        return None
+    constants = PixelConstants(info.mean, info.std) if info.mean else None
+    classes = tuple(map(str, range(info.num_classes)))
+    return Facts(info.shape, classes, images=len(info.shape) == 3, constants=constants)
+
+
+def _why_not(name: str) -> str:
+    """The reason why a set cannot be read privately."""
+    if name in _STANDARDISED:
+        return "CORDS standardises it with statistics of the training records, which no budget pays for"
+    if name == "boston":
+        return "scikit-learn has withdrawn it"
+    known = ", ".join(sorted([*DATASETS, *_CORDS_IMAGE_SETS, *_text_sets(), *source_names()]))
+    return f"no set of this name can be read privately (known are {known})"
+
+
+def has_classes(cfg: Mapping[str, Any]) -> bool:
+    """Is it a set whose labels are known to be classes?"""
+    facts = public_facts(cfg)
+    if facts is not None:
+        return bool(facts.classes)
+    return dataset_name(cfg) in {*_CORDS_IMAGE_SETS, *_text_sets()}
+
+
+def _check_built(section: Mapping[str, Any], name: str, feature: Any) -> None:
+    """The rest of the section, for a set that is built here. Its sizes are public, so they are checked now."""
+    info = DATASETS[name]
+    if feature not in FEATURE_NAMES:
+        raise ConfigError("dataset.feature", feature, f"must be one of {', '.join(FEATURE_NAMES)}")
+    if feature != "dss" and name == "synthetic":
+        raise ConfigError("dataset.feature", feature, "the synthetic set is imbalanced already; use 'dss'")
+    if feature == "shift":
+        _check_shift(section, info.num_classes)
+    ratio = section.get("classimb_ratio")
+    if feature == "classimb" and (ratio is None or int(ratio * info.num_classes) < 1):
+        few = f"classimb needs the share of classes to cut, in (0, 1), at least one of {info.num_classes}"
+        raise ConfigError("dataset.classimb_ratio", ratio, few)
+    share = section.get("validation_fraction")
+    if name == "synthetic" and share is not None:
+        raise ConfigError("dataset.validation_fraction", share, "the synthetic set has a validation set of its own")
+    if name == "synthetic" and section.get("test_from_train") is not None:
+        raise ConfigError("dataset.test_from_train", share, "the synthetic set has a test set of its own")
+    kept = info.num_train - held_out(section, info.num_train) - for_testing(section, info.num_train)
+    if name != "synthetic" and not 0 < kept < info.num_train - for_testing(section, info.num_train):
+        raise ConfigError("dataset.validation_fraction", share, f"leaves no record of {info.num_train} on one side")
+    if name not in ("synthetic", "digits"):
+        if section.get("datadir") is None:
+            raise ConfigError("dataset.datadir", None, f"say in which folder {name} is, or where to put it")
+        if not (path("dataset.datadir", section["datadir"]) / f"{name}.npz").is_file():
+            folder("dataset.datadir", section["datadir"])  # it will be fetched into it
+
+
+def held_out(section: Mapping[str, Any], total: int) -> int:
+    share = section.get("validation_fraction")
+    return int(total * (_VALIDATION_SHARE if share is None else share))
+
+
+def for_testing(section: Mapping[str, Any], total: int) -> int:
+    """Training records that serve as the test set, for choosing settings: the published test set stays unseen."""
+    return int(total * (section.get("test_from_train") or 0.0))
+
+
+def holds_images(cfg: Mapping[str, Any]) -> bool:
+    facts = public_facts(cfg)
+    if facts is None:  # CORDS' other sets that can be read privately are images or text
+        return dataset_name(cfg) not in _text_sets()
+    return facts.images
+
+
+def _check_shift(section: Mapping[str, Any], classes: int) -> None:
+    cut = section.get("cut_classes") or ()
+    if not all(isinstance(c, int) and 0 <= c < classes for c in cut):
+        raise ConfigError("dataset.cut_classes", cut, f"must be a list of classes from 0 to {classes - 1}")
+
+
+def known_sizes(cfg: Mapping[str, Any]) -> tuple[int, int] | None:
+    """(n, |V|) where the config alone tells them; None where the data must be counted."""
+    name, section = dataset_name(cfg), cfg["dataset"]
+    if name not in DATASETS or feature_of(section) != "dss":
+        return None
+    if name == "synthetic":
+        total = section.get("num_samples") or 5000
+        return total - 2 * (total // 10), total // 10
+    total = DATASETS[name].num_train
+    return total - held_out(section, total) - for_testing(section, total), held_out(section, total)
+
+
+def feature_of(section: Mapping[str, Any]) -> str:
+    return section.get("feature") or "dss"
+
+
+def refuse_telling_rows(section: Mapping[str, Any]) -> None:
+    """Refuse to publish rows of records whose row tells what nobody paid for: their labels, or a column of theirs.
+
+    Elsewhere rows depend on the number of records and the seed alone, so that a row in D says nothing of its record.
+    """
+    if section.get("name") in _SORTED_BY_CLASS:
+        why = (
+            "images in a folder are named and ordered by their class, so a published subset would tell labels that "
+            "nobody paid for; store them as arrays (dataset.name='arrays'), in an order that tells nothing"
+        )
+    elif (key := _cut_by(section)) is not None:
+        why = (
+            f"dataset.{key} = {section[key]!r} keeps records in D for what they hold, so published rows would tell "
+            "labels or values that nobody paid for; leave that key out, or publish no subset"
+        )
+    else:
+        return
+    raise ConfigError("dss_args.publish_subset", True, why)
+
+
+def _cut_by(section: Mapping[str, Any]) -> str | None:
+    """The key by which records are left out of D for what they hold."""
+    if feature_of(section) in ("classimb", "mildimb"):
+        return "feature"
+    return next((key for key in ("cut_classes", "cut_column") if section.get(key)), None)
+
+
+def _text_sets() -> Mapping[str, Any]:
+    from cords_dp.data.text_sets import TEXT_SETS  # late: it needs torch
+
+    return TEXT_SETS
+
+
+# share of class 0 in training, validation and test: 1:9, 6:4, 9:1
+CLASS_SHARES = (0.1, 0.6, 0.9)
+
+
+def shift_set(num_samples: int, separation: float, rng: np.random.Generator) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(x, y) of training, validation and test: 80 %, 10 % and 10 % of ``num_samples``.
+
+    Two Gaussian classes in ten dimensions whose means lie ``separation`` apart, so that they overlap
+    and the class shares of the training set decide where a model puts its border.
+    """
+    direction = rng.normal(size=FEATURES)
+    direction *= separation / 2 / np.linalg.norm(direction)
+    validation = test = num_samples // 10
+    parts = []
+    for size, share in zip((num_samples - validation - test, validation, test), CLASS_SHARES, strict=True):
+        y = np.ones(size, dtype=np.int64)
+        y[: round(size * share)] = 0
+        rng.shuffle(y)
+        x = rng.normal(size=(size, FEATURES)) + np.where(y[:, None] == 1, direction, -direction)
+        parts.append((x.astype(np.float32), y))
+    return parts
+
+
+_FOLDER = "tiny-imagenet-200"
+
+
+def read_tiny_imagenet(datadir: Path) -> RawData:
+    """The training images and, for testing, the publishers' validation images, whose test images have no labels."""
+    folder = datadir / _FOLDER
+    if not (folder / "train").is_dir() or not (folder / "val").is_dir():
+        raise DatasetUnavailableError(
+            f"the data directory (dataset.datadir) has no folder {_FOLDER}; unpack its publishers' {_FOLDER}.zip there"
+        )
+    classes = sorted(path.name for path in (folder / "train").iterdir() if path.is_dir())
+    train = [(image, name) for name in classes for image in _images(folder / "train" / name)]
+    test = _test_images(folder / "val", classes)
+    (x_train, y_train), (x_test, y_test) = _arrays(train, classes), _arrays(test, classes)
+    return RawData(x_train, y_train, x_test, y_test)
+
+
+def _images(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.JPEG"))
+
+
+def _test_images(folder: Path, classes: list[str]) -> list[tuple[Path, str]]:
+    """As published, in one folder with a list of classes; or in a folder for each class, as CORDS rearranges them."""
+    listed = folder / "val_annotations.txt"
+    if not listed.is_file():
+        return [(image, name) for name in classes for image in _images(folder / name)]
+    pairs = (line.split("\t")[:2] for line in listed.read_text().splitlines())
+    return [(folder / "images" / image, name) for image, name in pairs]
+
+
+def _arrays(images: list[tuple[Path, str]], classes: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    from PIL import Image
+
+    number = {name: i for i, name in enumerate(classes)}
+    pixels = np.empty((len(images), 3, 64, 64), dtype=np.uint8)
+    for row, (file, _) in enumerate(images):
+        pixels[row] = np.asarray(Image.open(file).convert("RGB")).transpose(2, 0, 1)
+    return pixels, np.array([number[name] for _, name in images], dtype=np.int64)

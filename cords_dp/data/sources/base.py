@@ -1,0 +1,235 @@
+"""Records of the user's own, by kind: ``dataset.name`` chooses a source, which reads the other keys of the section.
+
+A source knows some facts before it reads a record (`Facts`): they are public, they come from the config, a schema or
+the header of a file, and the model is built from them. Everything else that it reads is private, except how many
+records there are.
+
+Formal guarantee that every source keeps: what `Source.build` hands out for record i depends on record i, on the config
+and on public facts alone; which rows come into which split depends on the number of rows and the seed alone; and no
+record decides whether a run fails, or what it logs.
+"""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from cords_dp.config.keys import SOURCE_KEYS, Check
+from cords_dp.config.values import flag, number, path
+from cords_dp.data.images import PixelConstants
+from cords_dp.errors import ConfigError, DataError, MechanismError
+from cords_dp.planning.schedule import Preparation
+
+if TYPE_CHECKING:
+    import torch
+    from torch.utils.data import Dataset
+
+    from cords_dp.data.arrays import Splits
+    from cords_dp.data.shards import Share
+
+VALIDATION_FRACTION, TEST_FRACTION = 0.1, 0.2
+# Keys that say how records of one's own are split, for a source to take over into its `keys`.
+SPLIT_KEYS: Mapping[str, Check] = {
+    "validation_fraction": partial(number, low=0, high=1),
+    "test_fraction": partial(number, low=0, high=1),
+    "validation_path": path,
+    "test_path": path,
+    "cache": flag,
+}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is public of a source before any record is read.
+
+    shape: of one record's tensor. classes: their names, in the order of the labels; empty for a regression. images: are
+    the records images, C×H×W? norm: a length that no record's tensor exceeds, where one is known (`input_norm` of a
+    linear model, which ``optimizer.lr="auto"`` needs). constants: by which pixels were normalised, for backbones that
+    want others. dtype: of a record's tensor, None for torch's own; texts are rows of bytes.
+    """
+
+    shape: tuple[int, ...]
+    classes: tuple[str, ...]
+    images: bool = False
+    norm: float | None = None
+    constants: PixelConstants | None = None
+    dtype: torch.dtype | None = None
+
+    @property
+    def num_classes(self) -> int:
+        """As many as a model has outputs: the classes, or the one number that a regression predicts."""
+        return len(self.classes) or 1
+
+
+class Source(ABC):
+    """One kind of records.
+
+    name: the word in ``dataset.name``. keys: the keys of the section that it reads, each with its check; besides them
+    it is given ``name``, ``datadir``, ``feature`` and ``type``, as any dataset.
+    """
+
+    name: ClassVar[str]
+    keys: ClassVar[Mapping[str, Check]]
+
+    @abstractmethod
+    def check(self, section: Mapping[str, Any], *, private: bool) -> None:
+        """Raise a typed error for a section that cannot be used. Nothing is written and no record is read."""
+
+    @abstractmethod
+    def facts(self, section: Mapping[str, Any]) -> Facts:
+        """Public facts, without reading a record. Raises as `check` does."""
+
+    @abstractmethod
+    def build(self, section: Mapping[str, Any], rng: np.random.Generator) -> Splits:
+        """Train, validation and test sets and `Facts.num_classes`. Labels that are no class may be any number below 0:
+        the private sets are guarded by `datasets.own.checked_splits` afterwards. A set of some rows of a file has their
+        numbers in ``rows``, which a ledger is then bound to (`datasets.binding`)."""
+
+    def build_part(self, section: Mapping[str, Any], rng: np.random.Generator, share: Share) -> Splits:
+        """The same, where this is one of several processes. What it hands out is cut to this process's records
+        afterwards; a source of large files may read its range only and hand out parts (`datasets.shards.Part`)."""
+        return self.build(section, rng)
+
+    def remark(self, section: Mapping[str, Any]) -> str:
+        """Return what the log of a run says about how records are read: a function of the section alone, so that it
+        tells nothing about them."""
+        return ""
+
+    # -- what is fitted on D, where anything is ---------------------------------------------------------
+
+    def preparation(self, section: Mapping[str, Any]) -> Preparation | None:
+        """A release on D before training, which the plan then pays for; None where nothing is fitted on records."""
+        return None
+
+    def sums(self, dataset: Any) -> np.ndarray:
+        """What is released, before noise: a sum over the records of D, of several processes over those of this one, so
+        that the parts add up. ``dataset``: what `build` handed out, or the part of it. A private value."""
+        raise self._unprepared()
+
+    def fitted(self, released: np.ndarray, deviation: float) -> dict[str, Any]:
+        """Public values, fit for JSON, from the noisy sum; ``deviation`` is that of the noise."""
+        raise self._unprepared()
+
+    def prepared(self, dataset: Any, fit: Mapping[str, Any]) -> Dataset:
+        """A set that `build` handed out, with its records as the fitted values want them."""
+        raise self._unprepared()
+
+    def _unprepared(self) -> MechanismError:
+        return MechanismError(
+            f"source {self.name!r} asks for a release before training; it needs sums, fitted, prepared"
+        )
+
+    # -- for a prediction -------------------------------------------------------------------------------
+
+    @abstractmethod
+    def card(self, section: Mapping[str, Any]) -> dict[str, Any]:
+        """Public facts that a prediction needs, fit for JSON: the source's name, its schema, class names and shape.
+        Of a run that has fitted something the card also has that, as ``fitted`` (`TrainClassifier.card`)."""
+
+    @abstractmethod
+    def read(self, card: Mapping[str, Any], path: str) -> Dataset:
+        """The records of a file, in the file's order, for a prediction. Labels may be missing; they are not used. One
+        that cannot be read is not finite. A set of a file with columns has ``identifiers(column)``, their values."""
+
+    def read_frame(self, card: Mapping[str, Any], frame: Any) -> Dataset | None:
+        """The records of a pandas table, for a prediction; None where its rows are no records of this source."""
+        return None
+
+    def in_target_unit(self, card: Mapping[str, Any], values: np.ndarray) -> np.ndarray:
+        """Return what a regression predicts, or is to predict, in the target's own unit: here as it is trained on."""
+        return values
+
+
+_SOURCES: dict[str, Source] = {}
+# Those that come with us, where they are: they need torch, which the plan of a published set does not.
+_OURS = {
+    "folder": ("folder", "FolderSource"),
+    "arrays": ("arrays", "ArraySource"),
+    "embeddings": ("arrays", "EmbeddingSource"),
+    "text": ("texts", "TextSource"),
+    "huggingface": ("huggingface", "HubSource"),
+    "table": ("table", "TableSource"),
+    "uci_adult": ("adult", "AdultSource"),
+}
+
+
+def register_source(source: Source, *, force: bool = False) -> None:
+    """Make ``dataset.name = source.name`` read records by this source."""
+    find_source(source.name)
+    if source.name in _SOURCES and not force:
+        raise MechanismError(f"there is a source {source.name!r} already; pass force=True to replace it")
+    _SOURCES[source.name] = source
+    SOURCE_KEYS[source.name] = source.keys
+
+
+def unregister_source(name: str) -> None:
+    """Forget a source, for instance after a test."""
+    _OURS.pop(name, None)
+    _SOURCES.pop(name, None)
+    SOURCE_KEYS.pop(name, None)
+
+
+def find_source(name: Any) -> Source | None:
+    """The source of this name; None where the name is that of a published dataset, or of nothing.
+
+    The keys of one that comes with us are known to `config.keys` from then on.
+    """
+    if not isinstance(name, str):
+        return None
+    if name in _OURS:
+        module, kind = _OURS.pop(name)
+        register_source(getattr(importlib.import_module(f"cords_dp.data.sources.{module}"), kind)())
+    return _SOURCES.get(name)
+
+
+def source_names() -> list[str]:
+    return sorted({*_SOURCES, *_OURS})
+
+
+# --- splits ----------------------------------------------------------------------------------------------------
+
+
+class Rows(NamedTuple):
+    """Which rows of the file at ``path`` are in each set; empty for a set that has a file of its own."""
+
+    train: np.ndarray
+    validation: np.ndarray
+    test: np.ndarray
+
+
+def check_split(section: Mapping[str, Any]) -> None:
+    """Refuse a split that contradicts itself; call it in `Source.check`."""
+    for part in ("validation", "test"):
+        if section.get(f"{part}_path") is not None and section.get(f"{part}_fraction") is not None:
+            fix = f"the {part} set has a file of its own ({part}_path); give one of them"
+            raise ConfigError(f"dataset.{part}_fraction", section[f"{part}_fraction"], fix)
+    held_out, testing = _fractions(section)
+    if held_out + testing >= 1:
+        raise ConfigError("dataset.test_fraction", testing, "leaves no record to train on; lower it")
+
+
+def split_rows(total: int, section: Mapping[str, Any], rng: np.random.Generator) -> Rows:
+    """Rows of the training, validation and test sets: by a permutation that looks at their number alone."""
+    held_out, testing = (int(total * share) for share in _fractions(section))
+    order = rng.permutation(total)
+    rows = Rows(order[held_out + testing :], order[:held_out], order[held_out : held_out + testing])
+    wanted = (True, section.get("validation_path") is None, section.get("test_path") is None)
+    if any(needed and not len(part) for needed, part in zip(wanted, rows, strict=True)):
+        raise DataError(f"{total} records are too few for a training, a validation and a test set")
+    return rows
+
+
+def _fractions(section: Mapping[str, Any]) -> tuple[float, float]:
+    """The shares of rows that are held out for validation and for testing; 0 for a set with a file of its own."""
+
+    def share(part: str, usual: float) -> float:
+        given = section.get(f"{part}_fraction")
+        return 0.0 if section.get(f"{part}_path") is not None else usual if given is None else float(given)
+
+    return share("validation", VALIDATION_FRACTION), share("test", TEST_FRACTION)

@@ -1,0 +1,175 @@
+"""``dataset.name = "folder"``: images in a folder for each class, as torchvision's ImageFolder has them.
+
+``path/CLASS/*.png`` is split without looking at the images; ``path/train``, ``path/val`` and ``path/test`` are sets of
+their own where they exist. Images of any size are read when they are needed and brought to ``size`` × ``size``. Public
+are the names of the classes (the folders' in sorted order, or ``classes``) and how many images there are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cords_dp.config.values import path
+from cords_dp.data.arrays import Splits
+from cords_dp.data.images import SUFFIXES, PixelConstants, decode_image, image_files
+from cords_dp.data.sources.base import Facts, Source, check_split
+from cords_dp.data.store import (
+    IMAGE_KEYS,
+    NO_CLASS,
+    OWN_SPLIT_KEYS,
+    StoredRecords,
+    class_names,
+    normalised,
+    pixel_constants,
+    refuse_empty,
+    split_stores,
+)
+from cords_dp.errors import ConfigError, DatasetUnavailableError
+
+_SIZE, _CHANNELS = 32, 3
+_PARTS = {"validation": ("val", "valid", "validation"), "test": ("test",)}
+
+
+class ImageRecords(StoredRecords):
+    """Image files, decoded when they are read; one that cannot be decoded is all NaN."""
+
+    def __init__(self, files: Sequence[Path], labels: Tensor, size: int, constants: PixelConstants):
+        super().__init__(labels)
+        self.files, self.size, self.constants = list(files), size, constants
+
+    @property
+    def names(self) -> list[str]:
+        return [file.name for file in self.files]
+
+    def read(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        channels = len(self.constants.mean)
+        x = torch.full((len(rows), channels, self.size, self.size), torch.nan)
+        for place, row in enumerate(rows.tolist()):
+            pixels = decode_image(self.files[row], self.size, channels)
+            if pixels is not None:
+                x[place] = normalised(torch.from_numpy(pixels.copy())[None], self.constants)[0]
+        return x, self.all_targets[rows]
+
+    def keep_range(self, start: int, stop: int) -> None:
+        self.files = self.files[start:stop]
+
+    def content(self) -> Iterator[bytes]:
+        yield json.dumps(["images", self.size]).encode()
+        for file in self.files:
+            try:
+                data = file.read_bytes()
+            except OSError:  # read as NaN too
+                data = b""
+            yield len(data).to_bytes(8, "little") + data
+
+
+class FolderSource(Source):
+    """Images in folders."""
+
+    name = "folder"
+    keys = {**OWN_SPLIT_KEYS, **IMAGE_KEYS, "path": path, "classes": class_names}
+
+    def check(self, section: Mapping[str, Any], *, private: bool) -> None:
+        self.facts(section)
+        layout = _layout(section)
+        check_split({**section, **{f"{part}_path": layout.own(part) for part in _PARTS}})
+
+    def facts(self, section: Mapping[str, Any]) -> Facts:
+        layout, size, constants = _layout(section), *_form(section)
+        return Facts((len(constants.mean), size, size), layout.classes, images=True, constants=constants)
+
+    def build(self, section: Mapping[str, Any], rng: np.random.Generator) -> Splits:
+        layout, (size, constants) = _layout(section), _form(section)
+
+        def records(folder: Path) -> ImageRecords:
+            files, labels = _labelled(folder, layout.classes)
+            made = ImageRecords(files, torch.tensor(labels, dtype=torch.int64), size, constants)
+            refuse_empty(made, f"the folder {folder.name!r} (dataset.path)")
+            return made
+
+        own = {part: records(folder) if (folder := layout.own(part)) else None for part in _PARTS}
+        return split_stores(records(layout.train), own["validation"], own["test"], section, rng, len(layout.classes))
+
+    def card(self, section: Mapping[str, Any]) -> dict[str, Any]:
+        facts = self.facts(section)
+        assert facts.constants is not None
+        return {
+            "source": self.name,
+            "shape": list(facts.shape),
+            "classes": list(facts.classes),
+            "mean": list(facts.constants.mean),
+            "std": list(facts.constants.std),
+        }
+
+    def read(self, card: Mapping[str, Any], path: str) -> ImageRecords:
+        given = Path(path).expanduser()
+        if not given.exists():
+            raise DatasetUnavailableError(f"there is no {given.name}: name an image or a folder of images")
+        files = image_files(given) if given.is_dir() else [given]
+        if not files or (given.is_file() and given.suffix.lower() not in SUFFIXES):
+            raise DatasetUnavailableError(f"{given.name} holds no image: {', '.join(sorted(SUFFIXES))}")
+        constants = PixelConstants(tuple(card["mean"]), tuple(card["std"]))
+        labels = torch.full((len(files),), NO_CLASS)
+        return ImageRecords(files, labels, int(card["shape"][1]), constants)
+
+
+def _form(section: Mapping[str, Any]) -> tuple[int, PixelConstants]:
+    channels = section.get("channels") or _CHANNELS
+    if channels not in (1, 3):
+        raise ConfigError("dataset.channels", channels, "must be 1 (grey) or 3 (colours)")
+    return section.get("size") or _SIZE, pixel_constants(section, channels)
+
+
+class _Layout:
+    """Where the sets are, and which classes there are. Folders are listed, no image is opened."""
+
+    def __init__(self, root: Path, section: Mapping[str, Any]):
+        declared = section.get("classes")
+        parts = (root / "train").is_dir() and (declared is None or "train" not in class_names("", declared))
+        self.train = root / "train" if parts else root
+        self._own = {
+            part: next((root / name for name in names if (root / name).is_dir()), None) if parts else None
+            for part, names in _PARTS.items()
+        }
+        for part in _PARTS:
+            if section.get(f"{part}_path") is not None:
+                self._own[part] = _folder(f"dataset.{part}_path", section[f"{part}_path"])
+        found = tuple(sorted(entry.name for entry in self.train.iterdir() if entry.is_dir()))
+        self.classes = class_names("dataset.classes", declared) if declared is not None else found
+        if len(self.classes) < 2:
+            fix = "has no folders for two or more classes; put the images of each class into a folder of its name"
+            raise ConfigError("dataset.path", str(root), fix)
+
+    def own(self, part: str) -> Path | None:
+        return self._own[part]
+
+
+def _layout(section: Mapping[str, Any]) -> _Layout:
+    return _Layout(_folder("dataset.path", section.get("path")), section)
+
+
+def _folder(key: str, value: Any) -> Path:
+    if value is None:
+        raise ConfigError(key, None, "say in which folder the images are")
+    folder = path(key, value)
+    if not folder.is_dir():
+        raise ConfigError(key, str(value), "there is no such folder")
+    return folder
+
+
+def _labelled(folder: Path, classes: Sequence[str]) -> tuple[list[Path], list[int]]:
+    """Image files and labels, by folder and name. A folder that is no class holds records without a label."""
+    place = {name: number for number, name in enumerate(classes)}
+    files, labels = [], []
+    for entry in sorted(part for part in folder.iterdir() if part.is_dir()):
+        found = image_files(entry)
+        files += found
+        labels += [place.get(entry.name, NO_CLASS)] * len(found)
+    return files, labels

@@ -1,0 +1,282 @@
+"""``dataset.name = "table"``: a CSV, Parquet or .npz file and the schema that says what is public about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from tempfile import gettempdir
+from typing import Any, ClassVar
+
+import numpy as np
+
+from cords_dp.config.keys import Check
+from cords_dp.config.values import folder, one_of, path, text, whole
+from cords_dp.data.arrays import Splits
+from cords_dp.data.shards import Part, Share, kept, read_part
+from cords_dp.data.sources.base import SPLIT_KEYS, Facts, Rows, Source, check_split, split_rows
+from cords_dp.data.sources.table import scaling
+from cords_dp.data.sources.table.encoding import NORM, Encoding
+from cords_dp.data.sources.table.files import CSV_SUFFIXES, SUFFIXES, TableFile, open_frame, open_table
+from cords_dp.data.sources.table.schema import Numeric, Schema, load_schema, read_schema
+from cords_dp.data.sources.table.store import FileRecords, TableDataset, stored_table
+from cords_dp.errors import ConfigError, DataError, DatasetUnavailableError
+from cords_dp.planning.schedule import Preparation
+
+_DELIMITERS = (",", ";", "\t", "|", ":")
+_SILENT = (
+    "A run does not tell what it cannot read; "
+    "`cords-dp data check FILE --schema FILE --read` shows it to the data's owner."
+)
+_LINES = "To a run a line of a CSV file is a record; `cords-dp data import` reads values with line breaks."
+
+
+def _schema(key: str, value: Any) -> Any:
+    return value if isinstance(value, Mapping) else path(key, value)
+
+
+class TableSource(Source):
+    """Rows of a table as vectors of length at most 1 (`table.encoding`).
+
+    path: the file. target: the column to predict. schema: a YAML file or a dict. binning: bins of numeric columns for
+    which the schema has none. scaling: "range" brings numbers to [−1, 1] by their public range; "private" then centres
+    them by means and spreads that are released and paid for (`table.scaling`). delimiter: of a CSV file. cache: keep a
+    compact copy below ``datadir``.
+    """
+
+    name: ClassVar[str] = "table"
+    keys: ClassVar[Mapping[str, Check]] = {
+        **SPLIT_KEYS,
+        "path": path,
+        "target": text,
+        "schema": _schema,
+        "binning": partial(whole, low=2, high=10_000),
+        "scaling": partial(one_of, choices=("range", "private")),
+        "delimiter": partial(one_of, choices=_DELIMITERS),
+    }
+
+    def check(self, section: Mapping[str, Any], *, private: bool) -> None:
+        schema = _schema_of(section)
+        check_split(section)
+        if self.preparation(section) is not None and not private:
+            raise ConfigError("dataset.scaling", "private", "is for private strategies; leave the key out")
+        for key in ("path", "validation_path", "test_path"):
+            if key == "path" or section.get(key) is not None:
+                _open(section, key, schema)
+        folder("dataset.datadir", _folder(section))
+
+    def facts(self, section: Mapping[str, Any]) -> Facts:
+        schema = _schema_of(section)
+        return Facts((schema.width,), schema.classes, norm=NORM)
+
+    def build(self, section: Mapping[str, Any], rng: np.random.Generator) -> Splits:
+        encoding = Encoding(_schema_of(section))
+
+        def stored(key: str) -> np.ndarray:
+            return _stored(section, key, encoding)
+
+        records = stored("path")
+        rows = split_rows(len(records), section, rng)
+        parts = []
+        for part in Rows._fields:
+            own = section.get(f"{part}_path") is not None
+            kept, chosen = (stored(f"{part}_path"), None) if own else (records, getattr(rows, part))
+            dataset = TableDataset(kept, encoding, np.arange(len(kept)) if chosen is None else chosen)
+            parts.append(_labelled(dataset) if part == "test" else dataset)
+        return Splits(parts[0], parts[1], parts[2], len(encoding.schema.classes) or 1)
+
+    def build_part(self, section: Mapping[str, Any], rng: np.random.Generator, share: Share) -> Splits:
+        """Each process reads its range of the file: row groups of Parquet, lines of CSV, which the others count only.
+
+        The test set's records without a label are left out by each for itself, so its ``total`` is not the number of
+        records that are tested.
+        """
+        encoding = Encoding(_schema_of(section))
+
+        def part_of(key: str, rows: np.ndarray | None, total: int) -> Part:
+            def read(start: int, stop: int, numbers: np.ndarray) -> TableDataset:
+                return TableDataset(_stored(section, key, encoding, (start, stop)), encoding, numbers)
+
+            return read_part(total, rows, share, read)
+
+        total = _counted(section, "path", encoding)
+        split = split_rows(total, section, rng)
+        parts = []
+        for part in Rows._fields:
+            key = f"{part}_path"
+            if section.get(key) is not None:
+                rows, size = None, _counted(section, key, encoding)
+            else:
+                key, rows, size = "path", getattr(split, part), total
+            parts.append(part_of(key, rows, size))
+        test = kept(parts[2], _known(parts[2].source))
+        return Splits(parts[0], parts[1], test, len(encoding.schema.classes) or 1)
+
+    def remark(self, section: Mapping[str, Any]) -> str:
+        """Return one of two fixed lines, by the names of the files: no record decides what is said."""
+        paths = (section.get(key) for key in ("path", "validation_path", "test_path"))
+        lines = any(Path(path).suffix in CSV_SUFFIXES for path in paths if path is not None)
+        return f"{_SILENT} {_LINES}" if lines else _SILENT
+
+    def preparation(self, section: Mapping[str, Any]) -> Preparation | None:
+        return scaling.preparation(Encoding(_schema_of(section))) if section.get("scaling") == "private" else None
+
+    def sums(self, dataset: TableDataset) -> np.ndarray:
+        return scaling.sums(dataset)
+
+    def fitted(self, released: np.ndarray, deviation: float) -> dict[str, Any]:
+        return scaling.fitted(released, deviation)
+
+    def prepared(self, dataset: TableDataset, fit: Mapping[str, Any]) -> TableDataset:
+        return scaling.scaled(dataset, fit)
+
+    def card(self, section: Mapping[str, Any]) -> dict[str, Any]:
+        schema = _schema_of(section)
+        return {
+            "source": self.name,
+            "schema": schema.to_plain(),
+            "classes": list(schema.classes),
+            "shape": [schema.width],
+            "delimiter": section.get("delimiter"),
+        }
+
+    def read(self, card: Mapping[str, Any], path: str) -> TableDataset:
+        """The records of a file, whose columns may be more than the schema names. A CSV file is read by RFC 4180: this
+        is an act of its owner, who may see what a run must not show."""
+        encoding, where = Encoding(read_schema(card["schema"])), Path(path).expanduser()
+        schema = encoding.schema
+        file = _to_predict(where, schema, card.get("delimiter"))
+        if schema.header is not None and file.fields() == len(schema.header) - 1:  # its lines end without a target
+            rest = replace(schema, header=tuple(name for name in schema.header if name != schema.target.name))
+            file = _to_predict(where, rest, card.get("delimiter"))
+        records = stored_table(file, encoding, Path(gettempdir()), cache=False, target=False)
+        return _as_fitted(FileRecords(records, encoding, file, file.unreadable()), card)
+
+    def read_frame(self, card: Mapping[str, Any], frame: Any) -> TableDataset | None:
+        encoding, file = Encoding(read_schema(card["schema"])), open_frame(frame)
+        names = [column.name for column in encoding.schema.columns]
+        if len(file.header) == encoding.schema.width and not set(names) & set(file.header):
+            return None  # cells
+        check_header(file, encoding.schema, target=False, others=True)
+        rows = [np.zeros(0, dtype=encoding.row_type), *map(encoding.rows, file.chunks(names))]
+        records = np.concatenate(rows)
+        return _as_fitted(TableDataset(records, encoding, np.arange(len(records))), card)
+
+    def in_target_unit(self, card: Mapping[str, Any], values: np.ndarray) -> np.ndarray:
+        """Return targets that were scaled to [−1, 1] in their own unit, by the public range of the schema."""
+        target = read_schema(card["schema"]).target
+        return target.unscaled(values) if isinstance(target, Numeric) else values
+
+
+def _as_fitted(dataset: TableDataset, card: Mapping[str, Any]) -> TableDataset:
+    """Records for a prediction, around the centres that a run has released, if it has."""
+    return scaling.scaled(dataset, card["fitted"]) if card.get("fitted") else dataset
+
+
+def _to_predict(where: Path, schema: Schema, delimiter: str | None) -> TableFile:
+    name = schema.target.name
+    file = table_file(where, header=schema.header, target=name, delimiter=delimiter, key="--input", quoted=True)
+    check_header(file, schema, target=False, others=True)
+    return file
+
+
+def _labelled(dataset: TableDataset) -> TableDataset:
+    """The records whose label is known. For the test set alone, which is taken as public."""
+    return TableDataset(dataset.stored, dataset.encoding, dataset.rows[_known(dataset)])
+
+
+def _known(dataset: TableDataset) -> np.ndarray:
+    labels = dataset.stored["label"][dataset.rows]
+    return labels >= 0 if dataset.encoding.schema.classes else np.isfinite(labels)
+
+
+def _stored(
+    section: Mapping[str, Any], key: str, encoding: Encoding, bounds: tuple[int, int] | None = None
+) -> np.ndarray:
+    file, cache = _open(section, key, encoding.schema), section.get("cache") is not False
+    return stored_table(file, encoding, _folder(section), cache=cache, bounds=bounds)
+
+
+def _counted(section: Mapping[str, Any], key: str, encoding: Encoding) -> int:
+    file = _open(section, key, encoding.schema)
+    total = file.count()
+    if not total:
+        raise DataError(f"{file.path.name} has no records")
+    return total
+
+
+def _schema_of(section: Mapping[str, Any]) -> Schema:
+    if section.get("schema") is None:
+        fix = "say what is public about the table; python -m cords_dp data describe writes a template"
+        raise ConfigError("dataset.schema", None, fix)
+    return load_schema(section["schema"], target=section.get("target"), binning=section.get("binning"))
+
+
+def _folder(section: Mapping[str, Any]) -> Path:
+    return Path(section.get("datadir") or "data").expanduser() / "tables"
+
+
+def _open(section: Mapping[str, Any], key: str, schema: Schema) -> TableFile:
+    if section.get(key) is None:
+        raise ConfigError(f"dataset.{key}", None, "say where the table is: a .csv, .parquet or .npz file")
+    where, name, mark = Path(section[key]).expanduser(), schema.target.name, section.get("delimiter")
+    file = table_file(where, header=schema.header, target=name, delimiter=mark, key=f"dataset.{key}")
+    check_header(file, schema)
+    return file
+
+
+def table_file(
+    where: Path,
+    *,
+    header: Sequence[str] | None,
+    target: str,
+    delimiter: str | None,
+    key: str,
+    quoted: bool = False,
+) -> TableFile:
+    """The table in a file, whose header alone is read. ``key`` names it in an error. ``quoted``: see `open_table`."""
+    if not where.is_file():
+        raise ConfigError(key, where.name, "no such file")
+    if where.suffix not in SUFFIXES:
+        raise ConfigError(key, where.name, f"must be one of {', '.join(SUFFIXES)}")
+    if delimiter is not None:
+        one_of("delimiter", delimiter, _DELIMITERS)
+    return open_table(where, header=header, target=target, delimiter=delimiter or "", quoted=quoted)
+
+
+def single_column_hint(file: TableFile) -> str:
+    """What is likely where a table seems to have one column. Nothing of the file is quoted."""
+    if len(file.header) > 1 or file.path.suffix not in CSV_SUFFIXES:
+        return ""
+    return "; it seems to have a single column: where fields are not separated by commas, say by what (delimiter)"
+
+
+def check_header(file: TableFile, schema: Schema, *, target: bool = True, others: bool = False) -> None:
+    """Refuse a file whose columns are not those of the schema.
+
+    Columns that the schema does not name are told by their place: in a file without a header, what stands there is a
+    record. ``target``: must the target be there, too? ``others``: may there be columns that the schema does not name?
+    """
+    name, wanted = file.path.name, [column.name for column in schema.columns]
+    known = {*wanted, schema.target.name, *schema.ignore}
+    dated = {column.name for column in schema.columns if isinstance(column, Numeric) and column.dates}
+    places = [str(place) for place, column in enumerate(file.header, start=1) if column not in known]
+    if places and not others:
+        shown = ", ".join(places[:10]) + (", …" if len(places) > 10 else "")
+        raise DatasetUnavailableError(
+            f"{name} has columns that the schema does not name (number {shown} of its header); add them to columns or "
+            f"to ignore, or list the names under `header` if the file has none{single_column_hint(file)}"
+        )
+    for column in [*wanted, *([schema.target.name] if target else [])]:
+        if column not in file.header:
+            hint = single_column_hint(file) if others else ""
+            raise DatasetUnavailableError(f"{name} has no column {column!r}, which the schema names{hint}")
+        kind = file.types.get(column, "text")
+        dates = column in dated
+        if kind not in ("text", "date" if dates else "number"):
+            fit = "dates" if dates else "numbers"
+            also = "; of dates, the schema's range has to be one of dates" if kind == "date" else ""
+            raise DatasetUnavailableError(
+                f"column {column!r} of {name} is stored as {kind}; store {fit} or texts{also}"
+            )

@@ -1,1 +1,0 @@
-"""Experiments: one config → one result record."""

@@ -1,0 +1,1 @@
+"""Runs: one config to one folder of results, and many of them."""

@@ -1,0 +1,241 @@
+"""One config → one folder of results.
+
+What a report says about a run beside its metrics: accuracy by class, and which kinds of records it drew.
+
+Privacy: the accuracies are of the test set, which is taken as public, as the statement says. What is told about draws
+is read from the files of released values that a selection leaves beside its ledger (`selection.archive`), and only for
+mechanisms of this package, whose states are known to hold released values: noisy shares of the labels, and chances that
+follow from them. No record is looked at for either, and nothing is charged.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import platform
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from dotmap import DotMap
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from cords_dp.config import thawed_copy, to_plain
+from cords_dp.data.arrays import sequential_batches
+from cords_dp.files import remove_stale, write_durably
+from cords_dp.planning.mechanism import Mechanism
+from cords_dp.processes import current_world, keep_freed_memory
+from cords_dp.selection.align import Align
+from cords_dp.training.handover import model_card, telling_how_to_go_on
+from cords_dp.training.resolve import resolve
+from cords_dp.training.trainer import TrainClassifier
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """The summary of a run, one row of a table. A regression has ``rmse`` and ``r2``, and NaN as accuracy."""
+
+    dataset: str
+    strategy: str
+    fraction: float
+    seed: int | None
+    accuracy: float
+    rmse: float | None = field(default=None, kw_only=True)
+    r2: float | None = field(default=None, kw_only=True)
+    loss: float
+    epsilon: float
+    epsilon_allowed: float
+    delta: float
+    train_seconds: float
+    selection_seconds: float
+    out: str
+
+    def facts(self) -> dict[str, Any]:
+        """Return the summary for ``result.json``: with an accuracy, or with RMSE and R² in its place."""
+        other = ("rmse", "r2") if self.rmse is None else ("accuracy",)
+        return {name: value for name, value in asdict(self).items() if name not in other}
+
+    def text(self) -> str:
+        """What a user wants to see when a run ends."""
+        lines = [f"test accuracy   {100 * self.accuracy:.2f} %"]
+        if self.rmse is not None:
+            lines = [f"test RMSE       {self.rmse:.4g}, in the target's unit", f"test R²         {self.r2:.4f}"]
+        if math.isinf(self.epsilon_allowed):
+            lines.append("privacy         none (not a private run)")
+        else:
+            lines.append(f"epsilon         {self.epsilon:.4f} of {self.epsilon_allowed:g}")
+            lines.append(f"delta           {self.delta:.3g}")
+        training, selecting = _in_words(self.train_seconds), _in_words(self.selection_seconds)
+        lines.append(f"seconds         {training} training, {selecting} selecting")
+        lines.append(f"results in      {self.out}")
+        if math.isfinite(self.epsilon_allowed):
+            lines.append(f"the guarantee   {Path(self.out) / 'privacy.md'}")
+        return "\n".join(lines)
+
+
+def _in_words(seconds: float) -> str:
+    """Where the pool is secret seconds are whole ones, and 0 would read as if nothing had been done."""
+    return f"{seconds:.1f}" if seconds >= 1 else "under 1"
+
+
+def run_experiment(cfg: DotMap | dict[str, Any], out: str | Path, *, progress: bool = True) -> RunResult:
+    """Train as the config says and write everything about the run into ``out``.
+
+    config.yaml (resolved: with the batch size and learning rate that were used), metrics.csv (one row per evaluated
+    epoch), CORDS' log, privacy.json and privacy.md, model.pt (a plain state_dict) and model.json (what a prediction
+    needs beside it), about.json (for the report), result.json (the summary); subset.json only where the config asks to
+    publish it. The privacy statement is there before the model is.
+    """
+    return run_and_hand_over(cfg, out, progress=progress)[1]
+
+
+def run_and_hand_over(
+    cfg: DotMap | dict[str, Any], out: str | Path, *, progress: bool = True
+) -> tuple[TrainClassifier, RunResult]:
+    """`run_experiment`, and the trainer with the model and the data, for who has more to do with them."""
+    keep_freed_memory()
+    out = Path(out)
+    cfg = _into(cfg, out)
+    resolve(cfg)
+    trainer = TrainClassifier(cfg)
+    trainer.show_progress = progress
+    if not current_world().main:  # the other ranks train along and write nothing
+        trainer.train()
+        return trainer, _summary(trainer, out)
+    trainer.output_dir = out
+    if out.is_dir():
+        remove_stale(out)  # of an attempt that was killed
+    trainer.train()  # the statement is there when it ends
+    with telling_how_to_go_on(trainer):
+        return trainer, _written(trainer, out)
+
+
+def _written(trainer: TrainClassifier, out: Path) -> RunResult:
+    """Write what a run leaves besides its statement; the summary last."""
+    write_durably(out / "config.yaml", yaml.safe_dump(to_plain(trainer.run.config), sort_keys=False))
+    trainer.history.to_csv(out / "metrics.csv")
+    write_durably(out / "model.pt", _weights(trainer))
+    if trainer.run.subset.publish_subset:
+        write_durably(out / "subset.json", json.dumps(trainer.published_rows()))
+    if about := about_run(trainer, out, model_card(trainer).classes):
+        write_durably(out / "about.json", json.dumps(about, indent=2))
+    result = _summary(trainer, out)
+    facts = {**result.facts(), "versions": versions()}
+    write_durably(out / "result.json", json.dumps(_json_safe(facts), indent=2))
+    return result
+
+
+def _into(cfg: DotMap | dict[str, Any], out: Path) -> DotMap:
+    """A copy of the config whose results, checkpoints and ledger go to ``out``."""
+    copy = thawed_copy(cfg)
+    for section, key in (("train_args", "results_dir"), ("ckpt", "dir")):
+        if not isinstance(copy.get(section, {}), dict):
+            continue  # found and named by resolve
+        copy[section] = {**copy.get(section, {}), key: str(out)}
+    return DotMap(copy)
+
+
+def _weights(trainer: TrainClassifier) -> bytes:
+    assert trainer.model is not None
+    buffer = io.BytesIO()
+    torch.save(trainer.model.state_dict(), buffer)
+    return buffer.getvalue()
+
+
+def _summary(trainer: TrainClassifier, out: Path) -> RunResult:
+    plan, history = trainer.plan, trainer.history
+    private = plan is not None and not plan.noiseless
+    cost = trainer.spent() if private else None
+    errors = {name: float(history.last(f"tst_{name}", math.nan)) for name in ("rmse", "r2")}
+    return RunResult(
+        dataset=trainer.run.config["dataset"]["name"],
+        strategy=trainer.run.strategy.name,
+        fraction=1.0 if trainer.run.strategy.uses_all else float(trainer.run.config["dss_args"].get("fraction") or 1.0),
+        seed=trainer.run.seed,
+        accuracy=float(history.last("tst_acc", math.nan)),
+        **(errors if trainer.run.regression else {}),
+        loss=float(history.last("tst_loss", math.nan)),
+        epsilon=cost.epsilon if cost else math.inf,
+        epsilon_allowed=plan.privacy.epsilon if plan else math.inf,
+        delta=cost.delta if cost else 0.0,
+        train_seconds=trainer.shown_seconds(trainer.train_seconds),
+        selection_seconds=trainer.shown_seconds(trainer.selection_seconds),
+        out=str(out),
+    )
+
+
+def versions() -> dict[str, str]:
+    """Versions of what a result depends on."""
+    found = {"python": platform.python_version()}
+    for package in ("cords-dp", "cords", "torch", "opacus", "prv-accountant", "dp-accounting"):
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def _json_safe(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _json_safe(v) for k, v in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+_BATCH = 1024
+
+
+def about_run(trainer: TrainClassifier, out: Path, classes: tuple[str, ...]) -> dict[str, Any]:
+    """``about.json``. Empty where nothing can be said: a regression, a part of the test set in each process."""
+    if trainer.run.regression or trainer.world.size > 1 or trainer.model is None or trainer.data is None:
+        return {}
+    about: dict[str, Any] = {"classes": _by_class(trainer.model, trainer.data.test, classes, trainer.run.device)}
+    if draws := released_draws(trainer.run.mechanism, out, trainer.ledger.id, classes):
+        about["draws"] = draws
+    return about
+
+
+@torch.no_grad()
+def _by_class(model: nn.Module, dataset: Dataset, classes: tuple[str, ...], device: str) -> list[dict[str, Any]]:
+    model.eval()
+    right, total = torch.zeros(len(classes)), torch.zeros(len(classes))
+    for x, y in sequential_batches(dataset, _BATCH):
+        known = (y >= 0) & (y < len(classes))
+        hits = (model(x.to(device)).argmax(dim=1).cpu() == y).float()
+        total += torch.bincount(y[known], minlength=len(classes))
+        right += torch.bincount(y[known], weights=hits[known], minlength=len(classes))
+    return [
+        {"class": name, "test records": int(n), "accuracy": float(r / n)}
+        for name, r, n in zip(classes, right, total, strict=True)
+        if n
+    ]
+
+
+def released_draws(
+    mechanism: Mechanism | None, out: Path, ledger: str, classes: tuple[str, ...]
+) -> list[dict[str, Any]]:
+    """How often each class is drawn after the last selection, from released values; empty for other mechanisms."""
+    if type(mechanism) is not Align:  # a subclass may keep anything in its state
+        return []
+    files = sorted(out.rglob(f"selection-{ledger}-*.pt"), key=lambda path: int(path.stem.rpartition("-")[2]))
+    if not files:
+        return []
+    state = torch.load(files[-1], weights_only=True)
+    shares, chances = state["shares"], state["chances"]
+    if shares.shape != (len(classes),) or chances.shape[0] != len(classes):
+        return []
+    return [_row(name, float(shares[i]), chances[i], len(classes)) for i, name in enumerate(classes)]
+
+
+def _row(name: str, share: float, chances: Tensor, classes: int) -> dict[str, Any]:
+    """Chances are those of a record that a step has drawn to stay in it, by what the model makes of the record."""
+    row: dict[str, Any] = {"class": name, "noisy share of D": share}
+    if len(chances) == 2 and classes > 2:
+        return row | {"kept if predicted right": float(chances[0]), "kept if predicted wrong": float(chances[1])}
+    return row | {"kept, on average": float(chances.mean())}

@@ -1,0 +1,1 @@
+"""Studies: the paper's experiments and ours beside them."""

@@ -1,0 +1,153 @@
+"""The paper's gains figure: true gains of the records against what the mechanism samples from.
+
+It shows exact scores of single records, so it is made on public data or with an explicit flag, in a run whose
+model is not meant for release.
+
+A run whose test accuracy is also told for each group of records, as a column of a table names them.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from dotmap import DotMap
+from torch import nn
+from torch.utils.data import Dataset
+
+from cords_dp.config import PrivacySettings, thawed_copy, to_plain
+from cords_dp.data.arrays import sequential_batches
+from cords_dp.data.published import DATASETS, dataset_name
+from cords_dp.data.sources.table.schema import Categorical
+from cords_dp.data.sources.table.store import TableDataset
+from cords_dp.errors import ConfigError
+from cords_dp.noise.primitives import pick_probabilities
+from cords_dp.planning import PrivacyPlan, build_plan
+from cords_dp.report.plots import gains_figure
+from cords_dp.runs.jobs import RESULT, kept_files
+from cords_dp.selection import Exponential
+from cords_dp.selection.last_layer import LastLayerGradients, last_layer
+from cords_dp.training.trainer import TrainClassifier
+
+_UNIT_CLIPS = PrivacySettings(epsilon=1.0, selection_clip=1.0, validation_clip=1.0)  # gains are in units of their bound
+
+
+def gains_experiment(cfg: DotMap, out: Path, *, not_private: bool, epochs: int = 2) -> pd.DataFrame:
+    """Train a few epochs, score every record exactly, and compare mechanisms. Writes gains.csv and gains.png."""
+    if dataset_name(cfg) not in DATASETS and not not_private:
+        raise ConfigError(
+            "--not-private",
+            False,
+            "the figure shows exact scores of single records; it is made for the public benchmark sets, or pass "
+            "--not-private to say that these records may be shown",
+        )
+    frame, plan = gains_table(cfg, out, epochs=epochs)
+    out.mkdir(parents=True, exist_ok=True)
+    frame.to_csv(out / "gains.csv", index=False)
+    title = f"{cfg.dataset.name}, ε = {plan.privacy.epsilon:g}, k = {plan.shape.k}"
+    gains_figure(frame, out / "gains.png", title=title)
+    return frame
+
+
+def gains_table(cfg: DotMap, out: Path, *, epochs: int) -> tuple[pd.DataFrame, PrivacyPlan]:
+    total = cfg.train_args.num_epochs
+    trainer = TrainClassifier(_short_run(cfg, out, epochs))
+    trainer.train()
+    assert trainer.plan is not None
+    assert trainer.model is not None
+    shape = trainer.plan.shape
+    gains = _exact_gains(trainer)
+    frame = pd.DataFrame({"gain": gains})
+    frame["top_k"] = gains >= np.sort(gains)[-shape.k]
+    base = trainer.plan
+    for name, composition, picks, greedy in (
+        ("paper's exponential mechanism", "basic", "paper", "RGreedy"),
+        ("frozen scores, joint accounting", "joint", "freeze", "Frozen"),
+    ):
+        privacy = PrivacySettings(
+            epsilon=cfg.privacy.epsilon,
+            delta=base.delta,
+            composition=composition,
+            selection_composition=picks,
+            split=base.split,
+            accountant=base.privacy.accountant,
+        )
+        mechanism = Exponential(greedy=greedy)
+        plan = build_plan(
+            base.shape.strategy,
+            privacy,
+            base.subset,
+            mechanism,
+            epochs=total,
+            batch_size=shape.batch_size,
+            n=shape.n,
+            n_validation=shape.n_validation,
+        )
+        assert plan.selection_noise is not None
+        frame[f"{name} (ε₀ = {plan.selection_noise:.2g})"] = pick_probabilities(
+            gains, epsilon0=plan.selection_noise, sensitivity=mechanism.score_sensitivity(_UNIT_CLIPS)
+        )
+    return frame, base
+
+
+def _short_run(cfg: DotMap, out: Path, epochs: int) -> DotMap:
+    short = DotMap(thawed_copy(cfg))
+    short.train_args.update(num_epochs=epochs, print_every=epochs, results_dir=str(out), device="cpu")
+    short.ckpt.update(is_save=False, dir=str(out))
+    return short
+
+
+def _exact_gains(trainer: TrainClassifier) -> np.ndarray:
+    """⟨clip₁(g_j), v/‖v‖⟩ for every record at the trained model."""
+    data, model = trainer.data, trainer.model
+    assert data is not None
+    assert model is not None
+    _, criterion = trainer.loss_function()
+
+    def gradients(dataset: Dataset) -> LastLayerGradients:
+        return last_layer(model, criterion, dataset, linear_layer=True, device="cpu").gradients
+
+    v = gradients(data.validation).clipped_sum(1.0).float()
+    return gradients(data.train).scores(v / v.norm(), 1.0).double().numpy()
+
+
+_BATCH = 4096
+
+
+def execute_by_group(config: Mapping[str, Any], *, column: str) -> dict[str, bytes]:
+    """As `jobs.execute`; the result has ``accuracy_VALUE`` for each category of the column. Of the test set alone."""
+    from cords_dp.runs.run import run_and_hand_over
+
+    with tempfile.TemporaryDirectory(prefix="cords_dp-") as folder:
+        out = Path(folder)
+        trainer, _ = run_and_hand_over(DotMap(to_plain(config)), out, progress=False)
+        assert trainer.model is not None
+        assert trainer.data is not None
+        files = kept_files(out)
+        shares = group_accuracies(trainer.model, trainer.data.test, column)
+        result = {**json.loads(files[RESULT]), **{f"accuracy_{name}": share for name, share in shares.items()}}
+        return {**files, RESULT: json.dumps(result, indent=2).encode()}
+
+
+@torch.no_grad()
+def group_accuracies(model: nn.Module, dataset: Dataset, column: str) -> dict[str, float]:
+    """The share of right predictions for each category of a column that occurs in the (public) test set."""
+    model.eval()
+    right = np.concatenate([(model(x).argmax(1) == y).numpy() for x, y in sequential_batches(dataset, _BATCH)])
+    codes, categories = _groups(dataset, column)
+    return {name: float(right[codes == code].mean()) for code, name in enumerate(categories) if (codes == code).any()}
+
+
+def _groups(dataset: Any, column: str) -> tuple[np.ndarray, tuple[str, ...]]:
+    while not isinstance(dataset, TableDataset):
+        dataset = dataset.source  # whatever reads the table for the model
+    place = [coded.name for coded in dataset.encoding.coded].index(column)
+    known = dataset.encoding.coded[place]
+    assert isinstance(known, Categorical)
+    return dataset.stored["codes"][dataset.rows, place], known.categories

@@ -1,0 +1,102 @@
+"""Gradients in closed form, for models that are one linear layer on a fixed embedding.
+
+A record's gradient is r ⊗ [a; 1], with r the gradient in the logits and a what the layer reads, so its norm is
+‖r‖·√(‖a‖² + 1) and the clipped sum is one matrix product.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from cords_dp.errors import UnsupportedModelError
+from cords_dp.noise.clipping import finite_or_zero, float64_sum, keep_rows, row_norms
+from cords_dp.training.gradients.mode import Clipping, GradientMode, LossPerExample, Piece
+
+_HUGE = 1e20  # r · C/‖r‖‖a‖ has to stay far above float32's smallest numbers, where rounding is no longer relative
+
+
+class LinearHeads(GradientMode):
+    """Closed form for `LinearHead`, `ScatterLinear` and models like them."""
+
+    name = "linear"
+    rank = 0
+    averages_views = False
+
+    def prepare(self, model: nn.Module) -> nn.Module:
+        layer = getattr(model, "linear", None)
+        if not isinstance(layer, nn.Linear) or layer.bias is None or not hasattr(model, "embed"):
+            raise UnsupportedModelError(
+                "closed-form gradients need a model with embed() and one linear layer with bias"
+            )
+        if {id(p) for p in model.parameters()} != {id(layer.weight), id(layer.bias)}:
+            raise UnsupportedModelError("closed-form gradients need a model whose only weights are its linear layer's")
+        return model
+
+    def piece_size(self, model: nn.Module, x: Tensor, wanted: int) -> int:
+        """All records at once where rows are read where they lie: they take no memory."""
+        return max(1, len(x)) if _stored(model, x) is not None else wanted
+
+    @torch.no_grad()
+    def clipped_sums(
+        self,
+        model: nn.Module,
+        parameters: Sequence[nn.Parameter],
+        criterion: LossPerExample,
+        piece: Piece,
+        clipping: Clipping,
+    ) -> list[Tensor]:
+        layer: nn.Linear = model.linear  # type: ignore[assignment]
+        stored = _stored(model, piece.x)
+        rows = _DenseRows(model.embed(piece.x)) if stored is None else stored  # type: ignore[operator]
+        products, lengths = rows.products(layer.weight)
+        with torch.enable_grad():
+            logits = (products + layer.bias).detach().requires_grad_()
+            (r,) = torch.autograd.grad(criterion(logits, piece.y).sum(), logits)
+        norms = torch.where(lengths < _HUGE, row_norms(r) * lengths.square().add(1).sqrt(), math.inf)
+        factors = clipping.factors(norms, piece.weights, r.dtype)
+        if not bool(torch.isfinite(norms).all()):
+            r = keep_rows(r, torch.isfinite(norms))
+        clipped = r * factors[:, None]
+        sums = {layer.weight: rows.weighted_sum(clipped), layer.bias: rows.plain_sum(clipped)}
+        return [sums[p] for p in parameters]
+
+
+class Rows(Protocol):
+    """The inputs of a linear layer."""
+
+    def products(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Each row times the weights, and its length in float64, never understated; not finite if the row is not."""
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """Σ weight · row, a row for each column of weights. Rows that are not finite have weight 0 and count as 0."""
+
+    def plain_sum(self, weights: Tensor) -> Tensor:
+        """Σ weight, in float64: what a row of ones would be given."""
+
+
+@dataclass(frozen=True)
+class _DenseRows:
+    rows: Tensor
+
+    def products(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return self.rows @ weight.T, row_norms(self.rows)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        rows = self.rows
+        if not bool(torch.isfinite(rows.sum())):  # one NaN shows in the sum; 0 · NaN would be NaN
+            rows = finite_or_zero(rows)
+        return float64_sum(weights, rows)
+
+    def plain_sum(self, weights: Tensor) -> Tensor:
+        return float64_sum(weights, weights.new_ones(len(weights), 1)).squeeze(1)
+
+
+def _stored(model: nn.Module, x: Tensor) -> Rows | None:
+    """Stored features where they lie, if the model reads such."""
+    return model.stored_rows(x) if hasattr(model, "stored_rows") else None  # type: ignore[operator]

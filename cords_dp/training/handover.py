@@ -1,0 +1,93 @@
+"""What a trained model needs beside it: the privacy statement, and what a prediction has to know.
+
+Released are public facts of config, plan and source, and what the ledger says was charged; no record is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cords_dp.config import to_plain
+from cords_dp.data.published import public_facts
+from cords_dp.errors import AccountingError, StorageError
+from cords_dp.files import out_of_space, write_durably
+from cords_dp.models.card import FILE as MODEL_CARD
+from cords_dp.models.card import ModelCard, features_of
+from cords_dp.planning.statement import STATEMENT, privacy_report, write_statement
+
+if TYPE_CHECKING:
+    from cords_dp.training.trainer import TrainClassifier
+
+_WRITTEN = (*STATEMENT, MODEL_CARD)
+# What else `experiments.run` releases into a run's own folder. Beside a script's log, model.pt is a checkpoint.
+_OF_A_RUN = ("model.pt", "subset.json", "about.json", "result.json")
+
+
+def hand_over(trainer: TrainClassifier, folders: Sequence[Path]) -> None:
+    """Write model.json and, of a private run, privacy.json and privacy.md into each folder.
+
+    What an earlier run left there goes first: a statement belongs to one model.
+    """
+    withdraw(folders, (*_WRITTEN, *_OF_A_RUN) if trainer.output_dir is not None else _WRITTEN)
+    for folder in folders:
+        if trainer.plan is not None:
+            write_statement(folder, privacy_report(trainer.plan, trainer.ledger, unused_keys=trainer.run.unused))
+        write_durably(folder / MODEL_CARD, model_card(trainer).to_json())
+
+
+def withdraw(folders: Sequence[Path], names: Sequence[str] = _WRITTEN) -> None:
+    """Remove what an earlier run said about its model."""
+    for folder in folders:
+        for name in names:
+            (folder / name).unlink(missing_ok=True)
+
+
+@contextmanager
+def telling_how_to_go_on(trainer: TrainClassifier) -> Iterator[None]:
+    """Let a full disk end a run with what it has cost so far, and with how to go on."""
+    try:
+        yield
+    except (OSError, AccountingError) as error:
+        full = out_of_space(error)
+        if full is None or isinstance(error, StorageError):
+            raise
+        raise StorageError(_after_a_full_disk(trainer, full)) from error
+
+
+def _after_a_full_disk(trainer: TrainClassifier, error: OSError) -> str:
+    run, plan, words = trainer.run, trainer.plan, [f"{error.strerror}: {error.filename or 'a file of the run'}."]
+    if plan is not None and not plan.noiseless:
+        spent = plan.spent(trainer.ledger, quick=True)
+        words.append(f"ε = {spent.epsilon:.4f} of {plan.privacy.epsilon:g} is charged and stays charged.")
+    if run.subset.secret_subset:
+        words.append("A run on a secret subset cannot be resumed.")
+    else:
+        since = "from the last checkpoint" if run.config["ckpt"].get("is_save") else "with what is left of the budget"
+        words.append(f"Make room; then --resume (in a script: ckpt.is_load=True) goes on {since}.")
+    return " ".join(words)
+
+
+def model_card(trainer: TrainClassifier) -> ModelCard:
+    """Public facts about the model, of the config and of its source; none is taken from records."""
+    assert trainer.model is not None
+    assert trainer.data is not None
+    config, run = trainer.run.config, trainer.run
+    facts = public_facts(config) if trainer.built else None  # data that was handed over is nobody's but the user's
+    outputs = trainer.data.num_classes
+    section = {key: value for key, value in to_plain(config["model"]).items() if key != "feature_cache"}
+    return ModelCard(
+        model=section,
+        private=run.strategy.private,
+        regression=run.regression,
+        shape=tuple(trainer.record.shape),
+        dtype=str(trainer.record.dtype).removeprefix("torch."),
+        outputs=outputs,
+        classes=() if run.regression else facts.classes if facts else tuple(map(str, range(outputs))),
+        pixels=facts.constants if facts else None,
+        input_norm=facts.norm if facts else None,
+        features=features_of(trainer.model),
+        source=trainer.card() if trainer.built else None,
+    )

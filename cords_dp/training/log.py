@@ -1,0 +1,257 @@
+"""What a run says: CORDS' log lines, the privacy plan, and nothing about single records.
+
+Where the rows of metrics.csv go besides the file, which is always written: W&B, TensorBoard, both or neither.
+
+``train_args.tensorboard``: the rows of metrics.csv as TensorBoard's event files.
+
+Released and where it is charged: nothing new. A row holds what the log shows (metrics of the test set, rounded times,
+ε); no histogram of weights or gradients is written, and no batch is traced. Events have the time of day in whole
+seconds, as log lines do: left alone, the library notes microseconds, and how long an epoch took follows the size of a
+secret pool.
+
+``train_args.wandb``: the rows of metrics.csv, sent to Weights & Biases.
+
+CORDS also lets it watch the model, which would send gradients of private batches without noise, and the share of
+records that were drawn. Neither is done here, whatever the strategy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from tqdm import tqdm
+
+from cords_dp.errors import ConfigError, how_to_install
+from cords_dp.planning import PrivacyPlan
+from cords_dp.training.metrics import WORDS, History, scores
+from cords_dp.training.resolve import Run
+
+
+def allowed_metrics(wanted: Sequence[str], plan: PrivacyPlan | None, logger: logging.Logger) -> list[str]:
+    """The configured metrics less those that would show exact values of private records."""
+    if plan is None or plan.privacy.exact_metrics:
+        return list(wanted)
+    private = ["trn_", "subtrn_"] + (["val_"] if plan.privacy.validation == "private" else [])
+    kept = [name for name in wanted if not name.startswith(tuple(private))]
+    if len(kept) < len(wanted):
+        dropped = ", ".join(name for name in wanted if name not in kept)
+        logger.info("Not logged, being exact metrics of private records: %s.", dropped)
+    return kept
+
+
+def log_plan(run: Run, plan: PrivacyPlan | None, logger: logging.Logger) -> None:
+    if plan is None:
+        return
+    if run.unused:
+        by = f"mechanism {run.mechanism.name!r}" if run.mechanism else run.strategy.name
+        logger.info("Keys of the config that %s does not use: %s.", by, ", ".join(run.unused))
+    if plan.noiseless:
+        logger.warning("privacy.epsilon = inf: clipping and noise are off, this run is not private.")
+        return
+    logger.info(
+        "Privacy plan: epsilon %g, delta %g, noise multiplier %.4f, %s, %d selections.",
+        plan.privacy.epsilon,
+        plan.delta,
+        plan.sigma,
+        plan.shape.steps_in_words,
+        plan.shape.rounds,
+    )
+
+
+def log_results(
+    logger: logging.Logger, kind: str, history: History, shown: Sequence[str], seconds: float, *, regression: bool
+) -> None:
+    """CORDS' closing lines."""
+    logger.info("%s Selection Run---------------------------------", kind)
+    kinds = scores(regression=regression)
+    for prefix in ("val", "tst"):
+        names = [f"{prefix}_{one}" for one in ("loss", *kinds)]
+        if history.last(names[0]) is not None:
+            logger.info(" , ".join(f"{WORDS[name]}: {history.last(name):.2f}" for name in names))
+    logger.info("---------------------------------------------------------------------")
+    logger.info(kind)
+    logger.info("---------------------------------------------------------------------")
+    for column in (*(f"{prefix}_{one}" for prefix in ("val", "tst") for one in kinds), "time"):
+        if column in shown and history.column(column):
+            name = "Time" if column == "time" else WORDS[column]
+            logger.info("%s: %s", name, " , ".join(str(v) for v in history.column(column)))
+    logger.info("Total time taken by %s = %.4f ", kind, seconds)
+
+
+def progress_bar(name: str, steps: int, *, done: int = 0, secret_pool: bool, shown: bool) -> tqdm:
+    """Return a bar of a run's steps. ``done``: how many an earlier attempt took."""
+    return tqdm(
+        total=steps or None,
+        initial=done,
+        unit="step",
+        desc=name,
+        mininterval=0.5,
+        # where the pool is secret, the time of a step follows its size
+        bar_format="{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} steps" if secret_pool else None,
+        disable=not shown,
+        leave=False,
+    )
+
+
+_console: ContextVar[bool] = ContextVar("console", default=True)
+
+
+@contextlib.contextmanager
+def console(shown: bool) -> Iterator[None]:
+    """Do log lines also go to the screen? Otherwise only warnings do, on stderr. Files hold every line."""
+    token = _console.set(shown)
+    try:
+        yield
+    finally:
+        _console.reset(token)
+
+
+def _on_screen(handler: logging.Handler) -> logging.Handler:
+    if isinstance(handler, logging.FileHandler) or not isinstance(handler, logging.StreamHandler):
+        return handler
+    if not _console.get():
+        handler.setLevel(logging.WARNING)
+        handler.setStream(sys.stderr)  # stdout belongs to the result
+    handler.emit = partial(_emit_above_bars, handler, handler.emit)  # type: ignore[method-assign]
+    return handler
+
+
+def _emit_above_bars(
+    handler: logging.StreamHandler, emit: Callable[[logging.LogRecord], None], record: logging.LogRecord
+) -> None:
+    """A line of its own: a progress bar steps aside and comes back below it."""
+    with tqdm.external_write_mode(file=handler.stream):
+        emit(record)
+
+
+def console_logger() -> logging.Logger:
+    """What a trainer says before its log file is open."""
+    logger = logging.Logger("cords_dp", level=logging.INFO)
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(logging.Formatter("[%(asctime)s] %(name)s %(levelname)s: %(message)s", "%m/%d %H:%M:%S"))
+    logger.addHandler(_on_screen(handler))
+    return logger
+
+
+def own_logger(shared: logging.Logger) -> logging.Logger:
+    """CORDS hangs new handlers on one global logger each time; give this trainer the newest two alone."""
+    own = logging.Logger("cords_dp", level=shared.level)
+    for handler in shared.handlers[-2:]:
+        shared.removeHandler(handler)
+        own.addHandler(_on_screen(handler))
+    return own
+
+
+@contextlib.contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Hide warnings that a user can do nothing about."""
+    with warnings.catch_warnings():
+        for message in (
+            "Full backward hook is firing",
+            "Using a non-full backward hook",
+            "dropout2d: Received a 2-D input",
+            "'pin_memory' argument is set",
+            "Secure RNG turned off",
+        ):
+            warnings.filterwarnings("ignore", message=message)
+        yield
+
+
+class _All:
+    def __init__(self, loggers: Sequence[RowLogger]):
+        self._loggers = loggers
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        for logger in self._loggers:
+            logger.log(row)
+
+
+def row_logger(train_args: Mapping[str, Any], *, main: bool = True) -> RowLogger:
+    """What the config asks for. Of several processes only the main one logs."""
+    loggers: list[RowLogger] = [wandb_logger(train_args, main=main)]
+    if train_args.get("tensorboard") and main:
+        loggers.append(TensorBoardRows(Path(train_args.get("results_dir") or "results") / "tensorboard"))
+    return _All(loggers)
+
+
+_TENSORBOARD_KEY = "train_args.tensorboard"
+_GROUPS = {"epsilon": "privacy", "tst": "test", "val": "validation", "trn": "training", "subtrn": "subset"}
+
+
+class TensorBoardRows:
+    """One scalar for each number of a row, at its epoch."""
+
+    def __init__(self, folder: Path):
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            fix = f"TensorBoard is not installed: {how_to_install('tensorboard')}; or set the key to False"
+            raise ConfigError(_TENSORBOARD_KEY, True, fix) from error
+        self._writer = SummaryWriter(str(folder))
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        now = float(int(time.time()))
+        for key, value in row.items():
+            if key != "epoch" and isinstance(value, (int, float)) and math.isfinite(value):
+                self._writer.add_scalar(scalar_name(key), value, row["epoch"], walltime=now)
+        self._writer.flush()  # a run that is killed has shown what it measured
+
+
+def scalar_name(key: str) -> str:
+    """TensorBoard groups names by what stands before the slash."""
+    head, _, rest = key.partition("_")
+    return f"{_GROUPS[head]}/{key if head == 'epsilon' else rest}" if head in _GROUPS else key
+
+
+_WANDB_KEY = "train_args.wandb"
+
+
+class RowLogger(Protocol):
+    """Takes a row of the metrics, which holds nothing that the log does not show."""
+
+    def log(self, row: Mapping[str, Any]) -> None: ...
+
+
+class _Nowhere:
+    def log(self, row: Mapping[str, Any]) -> None:
+        return None
+
+
+class _CordsNames:
+    """Rows under the names that CORDS gives them."""
+
+    def __init__(self, wandb: Any):
+        self._wandb, self._best = wandb, 0.0
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        renamed = {{"epoch": "Epoch", "time": "Time"}.get(key, key): value for key, value in row.items()}
+        if "tst_acc" in row:
+            self._best = renamed["best_acc"] = max(self._best, row["tst_acc"])
+        self._wandb.log(renamed)
+
+
+def wandb_logger(train_args: Mapping[str, Any], *, main: bool = True) -> RowLogger:
+    """Where the rows go. Of several processes only the main one logs."""
+    if not train_args.get("wandb") or not main:
+        return _Nowhere()
+    try:
+        import wandb
+    except ImportError as error:
+        raise ConfigError(
+            _WANDB_KEY, True, "wandb is not installed: pip install wandb, or set the key to False"
+        ) from error
+    if wandb.run is None:
+        raise ConfigError(
+            _WANDB_KEY, True, "no run is open: call wandb.init(project=...) before train(), as with CORDS"
+        )
+    return _CordsNames(wandb)

@@ -1,0 +1,322 @@
+"""One DP-SGD step.
+
+``θ ← θ − η · ( Σ_{j∈batch} w_j clip_C(∇ℓ_j) + N(0, σ²C²I) ) / b̄``, with weights
+in [0, 1] and ``b̄`` the *expected* batch size, a public constant.
+
+Formal guarantees
+-----------------
+Unit: one record, zero-out. Each step is one Poisson-subsampled Gaussian event (q, σ), provided the batch
+holds each record independently with probability at most q. A record's part of the sum has L2 norm at most C: weights
+are brought into [0, 1] before they multiply the clipped gradient, and a record whose gradient is not finite contributes
+nothing. An empty batch still takes a step and adds noise. Noise is float64 from a source that the caller hands over
+(`noisy_sum`). The event is charged by the caller before the step.
+
+Rounding: norms and sums are float64. Without a record the sum, as it is in memory before its noise, is at most C away:
+the record's own part is C/(1 + slack) at most, and the slack also holds what its absence can change in the rounding of
+the others (`clipping.rounding_slack`, `clipping.sum_slack`, `GradientMode.extra_slack`; all together some 1e-5). It
+rests on the parts of other records being the same numbers, bit for bit, which is tested. Ghost clipping alone has no
+such proof, and has to be asked for.
+
+Weights that change while the model computes would carry records past the noise (``nn.Embedding(max_norm=…)`` rewrites
+the rows it looks up). Every step compares the weights before and after, and stops.
+
+Opacus' optimizer with sums and noise in float64.
+
+Opacus draws noise with ``torch.normal``, whose float32 values end at 5.77 deviations. Here everything between the
+clipped sum of a piece and the finished, noisy step is float64.
+
+Formal guarantee: ``p.grad`` is a function of Σ parts + σ·C·z, formed in float64 with z standard normal; dividing by the
+public batch size and rounding to the weights' type come after the noise. Rank 0 alone adds it, before the sums of all
+ranks are added up, so that no rank ever holds the sum without noise.
+
+Noise for training steps: a step that was not charged gets none.
+
+Random views of images, drawn for each record by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from numbers import Real
+
+import numpy as np
+import torch
+from opacus.optimizers import DPOptimizerFastGradientClipping
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
+
+from cords_dp.accounting import TRAINING_DATA, Ledger
+from cords_dp.errors import MechanismError, UnsupportedModelError
+from cords_dp.noise.clipping import rounding_slack, sum_slack
+from cords_dp.noise.generators import Noise, Shape
+from cords_dp.planning import EpochPlan, PrivacyPlan
+from cords_dp.processes import World
+from cords_dp.training.gradients import GradientMode, gradient_mode
+from cords_dp.training.gradients.mode import Clipping, LossPerExample, Piece
+
+
+class PlainEngine:
+    """A step without clipping and noise: ε = ∞, on the same batches and with the same normaliser."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        criterion: LossPerExample,
+        *,
+        batch_size: int,
+        world: World = World(),  # noqa: B008 - frozen
+    ):
+        self.model, self.optimizer, self.criterion, self.batch_size = model, optimizer, criterion, batch_size
+        self.world = world
+
+    def step(self, x: Tensor, y: Tensor, weights: Tensor) -> None:
+        self.optimizer.zero_grad()
+        if len(y):
+            losses = self.criterion(self.model(x), y) * weights
+            (losses.sum() / self.batch_size).backward()
+        if self._add_up(len(y)):
+            self.optimizer.step()
+
+    def _add_up(self, records: int) -> bool:
+        """Let every process have the sum of all gradients. Is there any record in the batch?"""
+        if self.world.size == 1:
+            return records > 0
+        for p in self.model.parameters():
+            if p.requires_grad:
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+                self.world.add_up(p.grad)
+        return bool(self.world.total(np.array([records])).item())
+
+
+@dataclass(frozen=True)
+class Views:
+    """Random views of each image, averaged before clipping ("augmentation multiplicity", De et al. 2022)."""
+
+    count: int
+    rng: np.random.Generator
+
+    def draw(self, x: Tensor) -> Tensor:
+        return augmented_views(x, self.count, self.rng)
+
+
+class PrivateEngine:
+    """Clipped, noisy steps on one model. Wraps the model once, for the whole run.
+
+    ``noise`` gives standard normals (`mechanisms.noise.noise_source`). It may be left out where ``sigma`` is 0, and
+    must be: an engine that adds no noise has to be meant.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        criterion: LossPerExample,
+        *,
+        sigma: float,
+        max_grad_norm: float,
+        batch_size: int,
+        mode: GradientMode | str,
+        noise: Noise | None = None,
+        normalise: bool = False,
+        max_physical_batch_size: int = 512,
+        views: Views | None = None,
+        world: World = World(),  # noqa: B008 - frozen
+    ):
+        _check_noise(sigma, max_grad_norm, noise)
+        self.mode = gradient_mode(mode) if isinstance(mode, str) else mode
+        if views and not self.mode.averages_views:
+            raise UnsupportedModelError(f"mode {self.mode} cannot average views before clipping; use another one")
+        self.criterion, self.views = criterion, views
+        self.piece = max(1, max_physical_batch_size // (views.count if views else 1))
+        self.model = self.mode.prepare(model)
+        self.optimizer = NoisySumOptimizer(
+            optimizer,
+            noise_multiplier=sigma,
+            max_grad_norm=max_grad_norm,
+            expected_batch_size=batch_size,
+            noise=noise,
+            world=world,
+        )
+        weights = self.optimizer.params
+        elements = sum(p.numel() for p in weights)
+        slack = max(rounding_slack(elements, p.dtype) for p in weights) + sum_slack(batch_size, self.piece)
+        self.clipping = Clipping(max_grad_norm, normalise, slack + self.mode.extra_slack)
+
+    def set_noise_multiplier(self, sigma: float) -> None:
+        """Go on with other noise, as the plan's branches have it."""
+        _check_noise(sigma, self.clipping.max_norm, self.optimizer.noise)
+        self.optimizer.noise_multiplier = sigma
+
+    def step(self, x: Tensor, y: Tensor, weights: Tensor) -> None:
+        """Take one noisy step on a Poisson batch of any size, none included."""
+        weights = weights.nan_to_num(0.0).clamp(0.0, 1.0)
+        self.optimizer.zero_grad(set_to_none=True)
+        before = _checksums(self.model)
+        for piece in _pieces(len(y), self.mode.piece_size(self.model, x, self.piece)):
+            self.optimizer.add(self._clipped_sums(x[piece], y[piece], weights[piece]))
+        if _checksums(self.model) != before:
+            raise UnsupportedModelError(
+                f"{type(self.model).__name__} changes its own weights while it computes, past the noise"
+            )
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _clipped_sums(self, x: Tensor, y: Tensor, weights: Tensor) -> list[Tensor]:
+        parameters = self.optimizer.params
+        if not len(y):
+            return [p.new_zeros(p.shape, dtype=torch.float64) for p in parameters]
+        if self.views:
+            x, y = self.views.draw(x), y.repeat_interleave(self.views.count)
+        piece = Piece(x, y, weights, self.views.count if self.views else 1)
+        return self.mode.clipped_sums(self.model, parameters, self.criterion, piece, self.clipping)
+
+
+def _checksums(model: nn.Module) -> list[int]:
+    """Sums of the bits of every weight, frozen ones included, as whole numbers."""
+    return [int(_bits(p.detach()).sum(dtype=torch.int64)) for p in model.parameters()]
+
+
+def _bits(values: Tensor) -> Tensor:
+    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return values.contiguous().view(whole[values.element_size()])
+
+
+def _check_noise(sigma: float, max_grad_norm: float, noise: Noise | None) -> None:
+    """Fail closed: a noise multiplier that got lost must not become a step without noise."""
+    if not isinstance(sigma, Real) or not (math.isfinite(sigma) and sigma >= 0):
+        raise MechanismError(f"the noise multiplier of a step must be a finite number of at least 0, not {sigma!r}")
+    if not (math.isfinite(max_grad_norm) and max_grad_norm > 0):
+        raise MechanismError(f"the clip norm must be positive and finite, not {max_grad_norm!r}")
+    if sigma > 0 and noise is None:
+        raise MechanismError("an engine with a noise multiplier needs a noise source; see mechanisms.noise")
+    if sigma == 0 and noise is not None:
+        raise MechanismError("noise multiplier 0 beside a noise source: an engine without noise gets none")
+
+
+def _pieces(size: int, piece: int) -> Iterator[slice]:
+    """Slices that cover a batch; one empty slice for an empty batch."""
+    for start in range(0, max(size, 1), piece):
+        yield slice(start, min(start + piece, size))
+
+
+class NoisySumOptimizer(DPOptimizerFastGradientClipping):
+    """Adds up the clipped sums of the pieces of a batch (`add`); `step` adds noise and takes the step."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        *,
+        noise_multiplier: float,
+        max_grad_norm: float,
+        expected_batch_size: int,
+        noise: Noise | None,
+        world: World,
+    ):
+        super().__init__(
+            optimizer,
+            noise_multiplier=noise_multiplier,
+            max_grad_norm=max_grad_norm,
+            expected_batch_size=expected_batch_size,
+            loss_reduction="sum",  # the division is ours, in float64 and after the noise
+        )
+        self.noise, self.world = noise, world
+
+    def add(self, sums: Sequence[Tensor]) -> None:
+        """Add a piece's clipped sums, one for each weight."""
+        for p, total in zip(self.params, sums, strict=True):
+            if p.summed_grad is None:  # type: ignore[attr-defined]
+                p.summed_grad = total.double()  # type: ignore[attr-defined]
+            else:
+                p.summed_grad += total  # type: ignore[attr-defined]
+
+    def accumulate(self) -> None:
+        """Do nothing: `add` has."""
+
+    def add_noise(self) -> None:
+        for p in self.params:  # in place: on a large model making arrays takes longer than adding them
+            total: Tensor = p.summed_grad  # type: ignore[attr-defined]
+            if self.noise is not None and self.world.main:
+                total = self._noise_like(p).add_(total)
+            self.world.add_up(total)
+            p.grad = total.div_(self.expected_batch_size).to(p.dtype).view_as(p)
+
+    def _noise_like(self, p: nn.Parameter) -> Tensor:
+        """σ·C·z in float64, drawn on the CPU wherever the weights are."""
+        assert self.noise is not None
+        z = self.noise(tuple(p.shape))
+        if z.shape != tuple(p.shape) or z.dtype != np.float64:
+            raise MechanismError(f"the noise source gave {z.dtype} of shape {z.shape}, not float64 of {tuple(p.shape)}")
+        return torch.from_numpy(z).to(p.device).mul_(self.noise_multiplier * self.max_grad_norm)
+
+
+class ChargedSteps:
+    """The engine's only source of noise.
+
+    Formal guarantee: noise is handed out inside a step (`one`) and nowhere else; there are as many steps as were
+    charged to the ledger before the first of them, and no more.
+    """
+
+    def __init__(self, ledger: Ledger, noise: Noise):
+        self._ledger, self._noise = ledger, noise
+        self._left, self._inside = 0, False
+
+    def begin(self, plan: PrivacyPlan, epoch: EpochPlan) -> None:
+        """Pay for the steps of an epoch. Steps that are left of an earlier one are forgone.
+
+        The steps of all branched epochs are one event, charged when the first of them begins; which of them have begun
+        is on record, so that a run that resumes does not take more.
+        """
+        self._left = 0
+        if not epoch.branched:
+            self._ledger.charge(TRAINING_DATA, epoch.phase, plan.step_event(epoch))
+        else:
+            event = plan.branch_event()
+            if event.with_count(1) not in [e.with_count(1) for e in self._ledger.events(TRAINING_DATA)]:
+                self._ledger.charge(TRAINING_DATA, epoch.phase, event)
+            self._ledger.begin_steps(epoch.steps, plan.shape.branched_steps)
+        self._left = epoch.steps
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[None]:
+        """Take one of the steps that were charged."""
+        if self._left < 1:
+            raise MechanismError("a training step was not charged: charge the epoch before its steps")
+        self._left -= 1
+        self._inside = True
+        try:
+            yield
+        finally:
+            self._inside = False
+
+    def __call__(self, shape: Shape) -> np.ndarray:
+        if not self._inside:
+            raise MechanismError("noise of a training step can only be had inside a step that was charged")
+        return self._noise(shape)
+
+
+def augmented_views(images: Tensor, count: int, rng: np.random.Generator) -> Tensor:
+    """``count`` random views of each image, one after the other: N×C×H×W → (N·count)×C×H×W.
+
+    A view is shifted by up to an eighth of its side, the border being reflected, and colour images are mirrored by a
+    coin. Which view is drawn depends on chance alone, so a view is a function of one record and its own randomness.
+    """
+    n, channels, height, width = images.shape
+    pad = max(1, height // 8)
+    padded = F.pad(images, (pad, pad, pad, pad), mode="reflect").repeat_interleave(count, dim=0)
+    total = n * count
+
+    def draw(high: int) -> Tensor:
+        return torch.from_numpy(rng.integers(0, high, total)).to(images.device)
+
+    rows = draw(2 * pad + 1)[:, None] + torch.arange(height, device=images.device)
+    columns = draw(2 * pad + 1)[:, None] + torch.arange(width, device=images.device)
+    if channels == 3:
+        mirrored = draw(2).bool()[:, None]
+        columns = torch.where(mirrored, columns.flip(1), columns)
+    pick = torch.arange(total, device=images.device)[:, None, None]
+    return padded.permute(0, 2, 3, 1)[pick, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()

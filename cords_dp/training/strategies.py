@@ -1,0 +1,189 @@
+"""Strategies by name. ``dss_args.type`` is looked up here and nowhere else.
+
+The strategies that come with cords_dp: the private ones, and those of CORDS once one of them is asked for.
+
+A private strategy is known by name without torch and CORDS, which its loader needs: a plan asks for no more.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from cords_dp.errors import ConfigError, MechanismError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from dotmap import DotMap
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+    from torch.utils.data import DataLoader, Dataset
+
+    from cords_dp.planning import PrivacyPlan
+    from cords_dp.selection.pool import Pool
+    from cords_dp.selection.session import Selections
+
+
+@dataclass(frozen=True)
+class StrategyContext:
+    """Everything a strategy may use.
+
+    plan: None for a strategy that is not private. selections: of a private strategy that selects.
+    coins: randomness for choices that do not look at the records.
+    released_weights: a copy of the weights as they are now, or of their average where the mechanism asks for it.
+    dss_args: a copy with CORDS' live objects (model, loss, …) in it; the config stays clean.
+    """
+
+    config: Mapping[str, Any]
+    dss_args: DotMap
+    trainset: Dataset
+    validset: Dataset
+    train_loader: DataLoader
+    val_loader: DataLoader
+    model: nn.Module
+    criterion: nn.Module  # reduction="none"
+    optimizer: Optimizer
+    logger: logging.Logger
+    coins: np.random.Generator
+    released_weights: Callable[[], Mapping[str, Tensor]]
+    plan: PrivacyPlan | None = None
+    selections: Selections | None = None
+
+
+class PoolSource(Protocol):
+    """What a private strategy builds: it hands over a pool for each epoch of its own, and never batches.
+
+    ``state`` (public or released values only) and ``restore`` may be left out; a resumed run then builds anew.
+    """
+
+    def pool(self, epoch: int) -> Pool: ...
+
+
+Builder = Callable[[StrategyContext], Any]
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A name in ``dss_args.type`` and what stands behind it.
+
+    private: trains by DP-SGD on Poisson batches and needs a plan.
+    uses_all: the pool is all of D; otherwise k = fraction·n records.
+    selects: reads D to choose the pool, by a mechanism that the plan pays for.
+    mechanism: the one that it uses where the config names none.
+    """
+
+    name: str
+    build: Builder
+    private: bool = False
+    uses_all: bool = False
+    selects: bool = False
+    mechanism: str | None = None
+
+
+_STRATEGIES: dict[str, Strategy] = {}
+_LATER: list[Callable[[], None]] = []
+
+
+def register_strategy(
+    name: str,
+    build: Builder,
+    *,
+    private: bool = False,
+    uses_all: bool = False,
+    selects: bool = False,
+    mechanism: str | None = None,
+    force: bool = False,
+) -> Strategy:
+    """Make ``dss_args.type = name`` use ``build(context)``.
+
+    A private strategy's ``build`` returns a `Pool`, or an object whose ``pool(epoch)`` returns one: which records may
+    be drawn, chosen without looking at the data, or by ``context.selections.select(weights)`` (``selects=True``), which
+    charges for it. The package draws the batches: as many as were charged, at the charged rate. Any other strategy's
+    ``build`` returns a loader of (x, y, weight) batches, as CORDS' loaders are.
+
+    Names are compared without case, ``-`` and ``_``. A name that is taken is refused unless ``force`` is given, and a
+    name that promises privacy (it ends in "DP", or was private before) is never given to a strategy that is not.
+    """
+    _register_the_rest()
+    key = _key(name)
+    known = _STRATEGIES.get(key)
+    if known is not None and not force:
+        raise MechanismError(f"there is a strategy {known.name!r} already; pass force=True to replace it")
+    if not private and (key.endswith("dp") or (known is not None and known.private)):
+        raise MechanismError(
+            f"strategy {name!r} promises privacy by its name; register it with private=True, or under another name"
+        )
+    if selects and uses_all:
+        raise MechanismError(f"strategy {name!r} cannot both select and use all records")
+    _STRATEGIES[key] = Strategy(name, build, private=private, uses_all=uses_all, selects=selects, mechanism=mechanism)
+    return _STRATEGIES[key]
+
+
+def register_later(register: Callable[[], None]) -> None:
+    """Strategies whose registration takes seconds: ``register()`` is called when a name is asked for that is not known.
+
+    It is also called before anybody else registers a name, so that one that is taken is refused.
+    """
+    _LATER.append(register)
+
+
+def _register_the_rest() -> None:
+    while _LATER:
+        _LATER.pop()()
+
+
+def unregister_strategy(name: str) -> None:
+    """Forget a strategy, for instance after a test."""
+    _STRATEGIES.pop(_key(name), None)
+
+
+def get_strategy(name: str | None) -> Strategy:
+    if _key(str(name)) not in _STRATEGIES:
+        _register_the_rest()
+    strategy = _STRATEGIES.get(_key(str(name)))
+    if strategy is None:
+        raise ConfigError("dss_args.type", name, f"unknown strategy; known are {', '.join(strategy_names())}")
+    return strategy
+
+
+def strategy_names() -> list[str]:
+    _register_the_rest()
+    return sorted(s.name for s in _STRATEGIES.values())
+
+
+def _key(name: str) -> str:
+    return name.replace("-", "").replace("_", "").lower()
+
+
+def _full_dp(c: StrategyContext) -> Pool:
+    from cords_dp.selection.pool import Pool
+
+    return Pool.everything(len(c.trainset)).as_own()  # type: ignore[arg-type]
+
+
+def _random_dp(c: StrategyContext) -> Any:
+    from cords_dp.training.private_strategies import RandomDPDataLoader
+
+    return RandomDPDataLoader(c)
+
+
+def _glister_dp(c: StrategyContext) -> Any:
+    from cords_dp.training.private_strategies import GLISTERDPDataLoader
+
+    return GLISTERDPDataLoader(c)
+
+
+def _register_those_of_cords() -> None:
+    from cords_dp.training.cords_strategies import register_all
+
+    register_all()
+
+
+register_strategy("FullDP", _full_dp, private=True, uses_all=True)
+register_strategy("RandomDP", _random_dp, private=True)
+register_strategy("GLISTERDP", _glister_dp, private=True, selects=True)
+register_strategy("ClassWeightsDP", _glister_dp, private=True, selects=True, mechanism="class_weights")
+register_strategy("GroupRatesDP", _glister_dp, private=True, selects=True, mechanism="group_rates")
+register_later(_register_those_of_cords)

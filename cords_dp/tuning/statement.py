@@ -1,0 +1,132 @@
+"""A tuning's plan in words: its privacy statement, and what it costs beside a single run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, TrialLaw
+from cords_dp.accounting.membership_risk import risk_of_bound
+from cords_dp.planning.plan import PrivacyPlan
+from cords_dp.planning.statement import NOT_COVERED, mechanism_rows
+from cords_dp.tuning.plan import TuningPlan
+
+_NAMES = {0.0: "logarithmic", 1.0: "geometric"}
+_NOT_COVERED = (
+    "settings that were chosen by other runs or tunings on the same private data",
+    "whoever learns the number of trials, or reads the folder of the trials before it is removed",
+    *NOT_COVERED[1:],
+)
+
+
+def law_in_words(law: TrialLaw) -> str:
+    name = _NAMES.get(law.shape, f"truncated negative binomial of shape {law.shape:g}")
+    return f"{name} law with mean {law.mean:g}"
+
+
+def tuning_report(plan: TuningPlan, single: PrivacyPlan) -> dict[str, Any]:
+    """Everything that a tuning's ``privacy.json`` holds. Public values only."""
+    on_d, on_v = plan.bound(TRAINING_DATA), plan.bound(VALIDATION_DATA)
+    assert on_d is not None
+    both = " or of the validation set V" if on_v is not None else ""
+    return {
+        "private": True,
+        "statement": (
+            f"The best model, its settings and its score are (ε = {plan.epsilon:.4f}, δ = {plan.delta:.3g})-"
+            f"differentially private for zero-out of one record of the training set D{both}. This covers all trials "
+            "and the choice among them. How many trials there were, and what the others scored, is not released."
+        ),
+        "epsilon_allowed": plan.privacy.epsilon,
+        "epsilon": plan.epsilon,
+        "delta": plan.delta,
+        "epsilon_training_data": on_d.epsilon,
+        "epsilon_validation_data": None if on_v is None else on_v.epsilon,
+        "accountant": "rdp, Papernot & Steinke (2022), Theorem 2",
+        "trials": law_in_words(plan.law),
+        "score_noise": plan.score_noise,
+        "price": price_of_tuning(plan, single),
+        "meaning": risk_of_bound(plan.epsilon, plan.delta).text(),
+        "mechanisms_of_a_trial": [*mechanism_rows(plan.trial), *_score_row(plan)],
+        "entries": [entry.to_dict() for entry in plan.entries()],
+        "not_covered": list(_NOT_COVERED),
+    }
+
+
+def tuning_markdown(report: dict[str, Any]) -> str:
+    """A tuning's ``privacy.md``."""
+    on_v = report["epsilon_validation_data"]
+    lines = ["# Privacy of a tuning", "", report["statement"], "", "## What was done", ""]
+    lines += [
+        f"A random number of trials, drawn by the {report['trials']} before data was read and told to nobody. Each "
+        "drew its settings at random, trained and released its score; the best was kept. At the config's own settings "
+        "a trial consists of",
+        "",
+        "| phase | mechanism | parameters | count |",
+        "|---|---|---|---|",
+        *(
+            f"| {m['phase']} | {m['mechanism']} | {m['parameters']} | {m['count']} |"
+            for m in report["mechanisms_of_a_trial"]
+        ),
+        "",
+        "Trials with other settings were given noise under which they cost no more than this one.",
+        "",
+        "## What it cost",
+        "",
+        f"- D in total: ε = {report['epsilon_training_data']:.4f}, δ = {report['delta']:.3g}",
+        f"- V in total: ε = {on_v:.4f}, δ = {report['delta']:.3g}" if on_v is not None else "- V is declared PUBLIC.",
+        f"- Accountant: {report['accountant']}",
+        "",
+        report["price"],
+        "",
+        "## What it means",
+        "",
+        report["meaning"],
+        "",
+        "## Not covered",
+        "",
+        *(f"- {item}" for item in report["not_covered"]),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def price_of_tuning(plan: TuningPlan, single: PrivacyPlan) -> str:
+    """What it costs to choose, in words."""
+    more = 100 * (plan.trial.sigma / single.sigma - 1)
+    return (
+        f"The price of choosing: each trial trains with noise multiplier {plan.trial.sigma:.4f}, where a single run "
+        f"with fixed settings would train with {single.sigma:.4f} for the same ε and δ ({more:.0f} % more noise)."
+    )
+
+
+def tuning_table(plan: TuningPlan, single: PrivacyPlan) -> str:
+    """A single run and a tuning of the same budget, side by side."""
+    line = "{:<52} {:>11} {:>9} {:>9}"
+    on_v = plan.bound(VALIDATION_DATA)
+    on_d = plan.bound(TRAINING_DATA)
+    assert on_d is not None
+    cost = single.cost()
+    of_single = "-" if cost.validation_data is None else f"{cost.validation_data.epsilon:.4f}"
+    header = line.format("", "sigma train", "eps on D", "eps on V")
+    return "\n".join(
+        [
+            header,
+            "-" * len(header),
+            line.format(
+                "a single run, settings fixed", f"{single.sigma:.4f}", f"{cost.training_data.epsilon:.4f}", of_single
+            ),
+            line.format(
+                f"the best of K trials, {law_in_words(plan.law)}",
+                f"{plan.trial.sigma:.4f}",
+                f"{on_d.epsilon:.4f}",
+                "public" if on_v is None else f"{on_v.epsilon:.4f}",
+            ),
+        ]
+    )
+
+
+def _score_row(plan: TuningPlan) -> list[dict[str, Any]]:
+    release = plan.score_release()
+    if release.event is None:
+        return []
+    parameters = f"sigma {plan.score_noise:.6g}, rate 1, sensitivity: {release.words}"
+    return [{"phase": "score", "mechanism": "Gaussian", "parameters": parameters, "count": 1}]

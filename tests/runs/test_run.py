@@ -1,0 +1,136 @@
+"""One config, one folder: what a run leaves there, and what it takes away."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from cords_dp.cli import main
+from cords_dp.errors import ConfigError
+from cords_dp.planning.statement import write_statement
+from cords_dp.runs.run import RunResult, run_and_hand_over, run_experiment
+from cords_dp.training.resolve import resolve
+
+
+def test_a_statement_never_stays_beside_another_run_s_model(make_config, tmp_path):
+    """A run without privacy into the folder of a private one used to leave the private one's statement there."""
+    published = make_config("RandomDP", dss_args={"publish_subset": True})
+    run_experiment(published, tmp_path, progress=False)
+    assert (tmp_path / "privacy.md").is_file()
+    assert (tmp_path / "subset.json").is_file()
+    run_experiment(make_config("Random"), tmp_path, progress=False)
+    assert not (tmp_path / "privacy.md").exists()
+    assert not (tmp_path / "privacy.json").exists()
+    assert not (tmp_path / "subset.json").exists()
+    assert (tmp_path / "model.pt").is_file()
+
+
+def test_a_run_writes_its_statement_once_and_before_the_model(make_config, tmp_path, monkeypatch):
+    run_experiment(make_config("RandomDP"), tmp_path, progress=False)  # an earlier one
+    seen = []
+
+    def noted(folder, report):
+        seen.append((folder, (folder / "model.pt").exists()))
+        return write_statement(folder, report)
+
+    monkeypatch.setattr("cords_dp.training.handover.write_statement", noted)
+    run_experiment(make_config("RandomDP", ckpt={"is_save": True}), tmp_path, progress=False)
+    assert seen == [(tmp_path, False)]
+    assert [path.parent for path in tmp_path.rglob("privacy.*")] == [tmp_path, tmp_path]
+    assert [path.parent for path in tmp_path.rglob("model.json")] == [tmp_path]
+
+
+def test_whoever_runs_into_the_same_folder_is_told_that_both_are_paid_for(tmp_path, capsys):
+    quick = ["--set", "train_args.num_epochs=2", "--set", "privacy.accountant=rdp", "--quiet"]
+    command = ["run", "--config", "random_dp_digits", "--out", str(tmp_path), *quick]
+    assert main(command) == 0
+    assert capsys.readouterr().err == ""
+    assert main(command) == 0
+    assert "add up" in capsys.readouterr().err
+
+
+def test_the_summary_names_the_guarantee_and_does_not_round_work_to_nothing():
+    private = RunResult("digits", "FullDP", 1.0, 0, 0.5, 1.0, 2.99, 3.0, 1e-5, 12.04, 0.0, "runs/x")
+    assert "runs/x/privacy.md" in private.text()
+    assert "12.0 training, under 1 selecting" in private.text()
+    plain = RunResult("digits", "Full", 1.0, 0, 0.5, 1.0, float("inf"), float("inf"), 0.0, 1.0, 0.0, "runs/x")
+    assert "privacy.md" not in plain.text()
+
+
+@pytest.mark.parametrize("strategy", ["RandomDP", "GLISTERDP"])
+def test_a_published_subset_is_rows_of_the_published_set(make_config, tmp_path, strategy):
+    """Numbers in D are places after a permutation, which mean nothing to whoever is given the file."""
+    from sklearn.datasets import load_digits
+
+    mechanism = {"mechanism": "top_k"} if strategy == "GLISTERDP" else {}
+    config = make_config(strategy, dss_args={"publish_subset": True, **mechanism})
+    trainer, _ = run_and_hand_over(config, tmp_path, progress=False)
+    subset = json.loads((tmp_path / "subset.json").read_text())
+    assert subset["records"] == "training records of digits in the publisher's order, from 0"
+    rows, picked = subset["rows"], trainer.published_subset()
+    assert rows == sorted(rows)
+    ours = np.sort(trainer.data.train.batch(picked)[0].numpy(), axis=0)
+    theirs = np.sort((load_digits().data[rows] / 16 - 0.3).astype(np.float32), axis=0)
+    assert np.array_equal(ours, theirs)
+
+
+def test_a_published_subset_is_rows_of_the_user_s_file(make_config, tmp_path):
+    lines = [f"{i / 1000},{'yes' if i % 3 else 'no'}" for i in range(1000)]  # a row's value is its number
+    (tmp_path / "mine.csv").write_text("a,b\n" + "\n".join(lines) + "\n")
+    schema = {"target": {"name": "b", "classes": ["no", "yes"]}, "columns": {"a": {"range": [0, 1]}}}
+    section = {"path": str(tmp_path / "mine.csv"), "schema": schema, "datadir": str(tmp_path)}
+    config = make_config("RandomDP", "table", dataset=section, dss_args={"publish_subset": True})
+    trainer, _ = run_and_hand_over(config, tmp_path / "run", progress=False)
+    subset = json.loads((tmp_path / "run" / "subset.json").read_text())
+    assert subset["records"] == "records of mine.csv in its order, from 0"
+    numbers = trainer.data.train.batch(trainer.published_subset())[0][:, 0].numpy()  # in [−1, 1]
+    assert sorted(np.round((numbers + 1) * 500).astype(int)) == subset["rows"]
+
+
+def test_changed_copies_of_a_record_are_that_record(make_config, tmp_path):
+    shifted = {"feature": "shift", "inverted_share": 0.5}
+    run_experiment(make_config("RandomDP", dataset=shifted, dss_args={"publish_subset": True}), tmp_path)
+    rows = json.loads((tmp_path / "subset.json").read_text())["rows"]
+    assert 0 <= min(rows) <= max(rows) < 1437
+
+
+def test_a_subset_of_a_folder_by_class_is_not_published(make_config, tmp_path):
+    for name in ("cat", "dog"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        (tmp_path / "photos" / name / "1.png").write_bytes(b"")
+    config = make_config("RandomDP", "folder", dataset={"path": str(tmp_path / "photos")})
+    config["dss_args"]["publish_subset"] = True
+    with pytest.raises(ConfigError, match="tell labels"):
+        run_experiment(config, tmp_path / "run", progress=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "cut"),
+    [
+        ("digits", {"feature": "mildimb"}),
+        ("digits", {"feature": "classimb", "classimb_ratio": 0.5}),
+        ("digits", {"feature": "classimb", "classimb_ratio": 0.5, "balanced_validation": True}),
+        ("digits", {"feature": "shift", "cut_classes": [1, 3], "cut_share": 0.05}),
+        ("uci_adult", {"cut_column": "sex", "cut_values": ["Female"], "cut_share": 0.05}),
+    ],
+)
+def test_rows_of_records_that_were_kept_for_what_they_hold_are_not_published(make_config, tmp_path, name, cut):
+    """Where nine tenths of a class are left out, a row of the published set that is in D is hardly of that class."""
+    config = make_config("RandomDP", name, dataset={**cut, "datadir": str(tmp_path)})
+    resolve(config, plan=False)  # without publishing all is well
+    config["dss_args"]["publish_subset"] = True
+    with pytest.raises(ConfigError, match="tell"):
+        resolve(config, plan=False)
+
+
+def test_a_trainer_does_not_tell_such_rows_either(train):
+    trainer = train("RandomDP", dataset={"feature": "mildimb"})
+    with pytest.raises(ConfigError, match="tell"):
+        trainer.published_rows()
+
+
+def test_the_statement_says_what_is_taken_as_public_of_published_rows(make_config, tmp_path):
+    run_experiment(make_config("RandomDP", dss_args={"publish_subset": True}), tmp_path, progress=False)
+    assert "that it is in D is taken as public" in (tmp_path / "privacy.md").read_text()

@@ -1,0 +1,219 @@
+"""The importer of CORDS leaves no trace; without CORDS it says how to install it."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from conftest import REPOSITORY
+
+from cords_dp import cords as toolkit
+
+
+def run_python(code: str, *path: str) -> subprocess.CompletedProcess:
+    import os
+
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *path])}
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, env=env, check=False
+    )
+
+
+def test_stubs_go_away_and_scikit_learn_stays_as_it_was():
+    import sklearn.datasets
+
+    with toolkit.stubs_for_dead_imports() as stubbed:
+        assert all(isinstance(sys.modules[name], toolkit._Stub) for name in stubbed)
+    assert not [name for name, module in sys.modules.items() if isinstance(module, toolkit._Stub)]
+    assert "load_boston" not in vars(sklearn.datasets)
+
+
+def test_only_missing_modules_are_stubbed(monkeypatch):
+    present = type(sys)("wandb")
+    monkeypatch.setitem(sys.modules, "wandb", present)
+    with toolkit.stubs_for_dead_imports() as stubbed:
+        assert "wandb" not in stubbed
+        assert sys.modules["wandb"] is present
+
+
+def test_floating_point_errors_stay_as_they_were():
+    """CORDS turns every numpy underflow into an exception, for the whole process."""
+    import numpy as np
+
+    assert np.geterr()["under"] == "ignore"
+
+
+def test_importing_cords_leaves_the_number_of_threads_alone():
+    """numba, which CORDS imports, sets OpenMP to as many threads as there are cores."""
+    code = """
+        import torch
+        torch.set_num_threads(1)
+        import cords_dp.cords
+        print(torch.get_num_threads())
+        """
+    result = run_python(code)
+    assert result.stdout.split() == ["1"], result.stderr
+
+
+def test_a_stub_fails_only_when_called():
+    stub = toolkit._Stub("torchtext")
+    function = stub.anything
+    with pytest.raises(ImportError, match=r"torchtext\.anything"):
+        function()
+
+
+def test_without_cords_the_command_to_install_it_is_named():
+    result = run_python(
+        """
+        import sys
+        sys.modules["cords"] = None   # what an absent package looks like to the importer
+        import cords_dp
+        assert cords_dp.__version__   # importing the package itself works
+        cords_dp.TrainClassifier
+        """
+    )
+    assert result.returncode != 0
+    assert "pip install --no-deps cords==0.0.4" in result.stderr
+
+
+def test_a_git_checkout_on_the_path_is_used(tmp_path):
+    """A checkout has train_sl.py beside the package; here a copy of the installed CORDS is laid out like one."""
+    import shutil
+
+    shutil.copytree(toolkit.cords_root / "cords", tmp_path / "cords")
+    (tmp_path / "train_sl.py").write_text(
+        "import wandb, logging\n"
+        "class TrainClassifier:\n"
+        "    def __init__(self, cfg): self.cfg, self.logger = cfg, logging.getLogger('checkout')\n"
+        "    from_checkout = True\n"
+    )
+    code = "from cords_dp import cords, TrainClassifier; print(cords.IS_CHECKOUT, TrainClassifier.from_checkout)"
+    result = run_python(code, str(tmp_path))
+    assert result.stdout.split() == ["True", "True"], result.stderr
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "from cords_dp import GLISTERDPDataLoader",
+        "import sklearn.datasets\nfrom cords_dp import RandomDPDataLoader",
+        "from cords_dp import TrainClassifier",
+        "from cords_dp import tune",
+        "import cords_dp.cords",
+    ],
+)
+def test_cords_modules_can_be_imported_afterwards_as_the_docs_say(first):
+    """``import cords.utils.models`` alone fails: scikit-learn has withdrawn what it imports."""
+    result = run_python(
+        f"{first}\n"
+        "import cords.utils.models\n"
+        "from cords.utils.models import ResNet18\n"
+        "from cords.utils.config_utils import load_config_data\n"
+        "from cords.selectionstrategies.SL import GLISTERStrategy, CRAIGStrategy\n"
+        "from cords.utils.data.datasets.SL import gen_dataset\n"
+        "from cords.utils.data.dataloader.SL.adaptive import GLISTERDataLoader, RandomDataLoader\n"
+        "from cords.utils.data.dataloader.SL.nonadaptive import FacLocDataLoader\n"
+        "assert sum(p.numel() for p in ResNet18(10).parameters()) > 1e6\n"
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_one_module_alone_imports_cords():
+    for path in (REPOSITORY / "cords_dp").rglob("*.py"):
+        if path.name != "cords.py":
+            assert not {name for name in imports_of(path) if name.split(".")[0] in ("cords", "examples")}, path
+
+
+def imports_of(path) -> set[str]:
+    names = set()
+    tree = ast.parse(path.read_text())
+    # what only a type checker reads couples no code
+    tree.body = [
+        node for node in tree.body if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test))
+    ]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
+
+
+# which rooms a room may use; those of `OPEN` are open to all
+OPEN = {"errors", "extras", "files"}
+ARROWS = {
+    "errors": set(),
+    "files": set(),
+    "extras": set(),
+    "cords": set(),
+    "processes": set(),
+    "accounting": set(),
+    "config": {"accounting", "cords"},
+    "planning": {"accounting", "config"},
+    "noise": set(),
+    "data": {"cords", "config", "planning", "processes"},
+    "models": {"cords", "data", "config", "processes"},
+    "selection": {"accounting", "config", "data", "noise", "planning", "processes"},
+    "training": {
+        "accounting", "config", "cords", "data", "models", "noise", "planning", "processes", "selection",
+    },
+    "auditing": {"accounting", "config", "data", "noise", "planning", "selection", "training"},
+    "report": {"accounting", "config", "planning"},
+    "runs": {
+        "accounting", "config", "data", "models", "noise", "planning", "processes", "report", "selection", "training",
+    },
+    "tuning": {
+        "accounting", "config", "data", "models", "noise", "planning", "processes", "runs", "selection", "training",
+    },
+    "studies": {"config", "data", "models", "noise", "planning", "report", "runs", "selection", "training"},
+}  # fmt: skip
+ABOVE_ALL = {"cli", "__main__", "__init__"}
+
+
+def rooms():
+    return {p.stem for p in (REPOSITORY / "cords_dp").iterdir() if p.suffix == ".py" or (p / "__init__.py").is_file()}
+
+
+def test_every_room_has_its_arrows():
+    assert rooms() == {*ARROWS, *ABOVE_ALL}
+
+
+@pytest.mark.parametrize("room", ARROWS)
+def test_arrows_between_rooms(room):
+    place = REPOSITORY / "cords_dp" / room
+    for path in place.rglob("*.py") if place.is_dir() else [place.with_suffix(".py")]:
+        used = {name.split(".")[1] for name in imports_of(path) if name.startswith("cords_dp.")}
+        assert used - {room, *OPEN} <= ARROWS[room], path
+
+
+def test_no_two_rooms_use_each_other():
+    """A newcomer can read the rooms in one order: each uses only those before it."""
+    remaining = {room: set(used) for room, used in ARROWS.items()}
+    while remaining:
+        ready = {room for room, used in remaining.items() if not used & set(remaining)}
+        assert ready, f"a cycle among {sorted(remaining)}"
+        remaining = {room: used for room, used in remaining.items() if room not in ready}
+
+
+def test_what_cords_needs_seldom_is_imported_when_it_is_called():
+    code = (
+        "import sys, torch; torch.set_num_threads(1); import cords_dp.training.trainer\n"
+        "assert not {'apricot', 'ray', 'torchvision'} & set(sys.modules)\n"
+        "from cords.selectionstrategies.SL import craigstrategy\n"
+        "chosen = craigstrategy.apricot.functions.facilityLocation.FacilityLocationSelection(3, metric='precomputed')\n"
+        "assert type(chosen).__module__.startswith('apricot') and torch.get_num_threads() == 1\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_planning_imports_neither_cords_nor_opacus():
+    """`budget` answers in seconds because of it."""
+    code = (
+        "import sys; from cords_dp.cli import main\n"
+        "main(['budget', '--config', 'configs/full_dp_digits.py', '--json'])\n"
+        "assert not {'cords', 'opacus', 'torchvision', 'sklearn', 'ray'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=REPOSITORY, capture_output=True)
