@@ -32,13 +32,14 @@ import json
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from cords_dp.config import to_plain
 from cords_dp.config.values import whole
@@ -51,6 +52,7 @@ from cords_dp.errors import AccountingError, DataError
 from cords_dp.files import write_durably
 
 _NAMES = ("trainset", "validset", "testset")
+_Origin = tuple[Any, np.ndarray | None]  # where records lie, and which of those there; None: all
 _TRIED_TWICE = 8  # records, to see whether they change from one reading to the next
 
 
@@ -332,18 +334,16 @@ def _reads(model: nn.Module, record: Tensor) -> bool:
     return True
 
 
-def refuse_shared_records(data: Splits, *, validation_is_read: bool) -> None:
+def refuse_shared_records(data: Splits, *, validation_is_read: bool, test_is_shown: bool = True) -> None:
     """Refuse sets that are the same object, or the same rows of one: a record would pay twice, or be shown as a test.
 
-    Of sets that only look different nothing is known.
+    Of sets that only look different nothing is known. A loop has no test set of ours: ``test_is_shown=False``.
     """
-    pairs = [("trainset", "testset", data.train, data.test)]
+    train, validation, test = ("trainset", data.train), ("validset", data.validation), ("testset", data.test)
+    pairs = [(train, test)] if test_is_shown else []
     if validation_is_read:
-        pairs += [
-            ("trainset", "validset", data.train, data.validation),
-            ("validset", "testset", data.validation, data.test),
-        ]
-    for one, other, first, second in pairs:
+        pairs += [(train, validation)] + ([(validation, test)] if test_is_shown else [])
+    for (one, first), (other, second) in pairs:
         if _share_records(first, second):
             raise DataError(
                 f"{one} and {other} share records: what is charged to each assumes that they are apart, and exact "
@@ -352,23 +352,37 @@ def refuse_shared_records(data: Splits, *, validation_is_read: bool) -> None:
 
 
 def _share_records(one: Any, other: Any) -> bool:
-    (first, rows), (second, others) = _origin(one), _origin(other)
+    return any(_overlap(mine, theirs) for mine in _origins(one) for theirs in _origins(other))
+
+
+def _overlap(one: _Origin, other: _Origin) -> bool:
+    (first, rows), (second, others) = one, other
     if first is not second and not _same_memory(first, second):
         return False
     return rows is None or others is None or bool(np.isin(rows, others).any())
 
 
-def _origin(dataset: Any) -> tuple[Any, np.ndarray | None]:
-    """Where a set's records come from, and which of them they are; None: all."""
+def _origins(dataset: Any) -> list[_Origin]:
+    """List where a set's records come from, and which of the records there they are."""
     if isinstance(dataset, Guard):
-        return _origin(dataset.source)
+        return _origins(dataset.source)
+    if isinstance(dataset, ConcatDataset):
+        return [origin for part in dataset.datasets for origin in _origins(part)]
     if isinstance(dataset, Subset):
-        inner, rows = _origin(dataset.dataset)
-        picked = np.asarray(dataset.indices, dtype=np.int64)
-        return inner, picked if rows is None else rows[picked]
+        return _picked(dataset)
     if isinstance(dataset, RowsOfStore):
-        return dataset, np.asarray(dataset.rows)
-    return dataset, None
+        return [(dataset, np.asarray(dataset.rows))]
+    return [(dataset, None)]
+
+
+def _picked(subset: Subset) -> list[_Origin]:
+    picked, inner = np.asarray(subset.indices, dtype=np.int64), subset.dataset
+    if isinstance(inner, ConcatDataset):
+        starts = np.cumsum([0, *(len(part) for part in inner.datasets)])  # type: ignore[arg-type]
+        inside = [picked[(picked >= low) & (picked < high)] - low for low, high in pairwise(starts)]
+        parts = zip(inner.datasets, inside, strict=True)
+        return [origin for part, rows in parts for origin in _picked(Subset(part, rows))]  # type: ignore[arg-type]
+    return [(origin, picked if rows is None else rows[picked]) for origin, rows in _origins(inner)]
 
 
 def _same_memory(one: Any, other: Any) -> bool:

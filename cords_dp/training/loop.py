@@ -43,7 +43,7 @@ from cords_dp.accounting import Ledger
 from cords_dp.config.settings import AUTO
 from cords_dp.config.values import suggest, whole
 from cords_dp.data.arrays import Splits
-from cords_dp.data.handed_over import GuardedDataset, checked_splits
+from cords_dp.data.handed_over import GuardedDataset, checked_splits, refuse_shared_records
 from cords_dp.errors import BudgetExceededError, ConfigError, MechanismError
 from cords_dp.models.build import check_input
 from cords_dp.models.private import make_private_ready
@@ -105,6 +105,7 @@ class PrivateLoader:
         plan = self._run.plan(*sizes)
         assert plan is not None
         self.plan: PrivacyPlan = plan
+        refuse_shared_records(self._data, validation_is_read=plan.validation_is_read, test_is_shown=False)
         beside = None if self.folder is None else self.folder / "private-loop.pt"
         # never closed: nobody can say when a loop has ended, so its whole plan counts in an account
         self._session = PrivateSession(self._run, plan, checkpoint=beside, resumable=False, logger=self.logger)

@@ -400,6 +400,17 @@ _HANDED_OVER = [
          "            pass\n"),
         BAD_DATA + "test_a_trainer_refuses_sets_that_share_records_before_anything_is_spent",
     ),
+    _mutant(
+        "shared-records-in-a-loop", "a record in D and in V of a loop pays once",
+        ("validation_is_read=plan.validation_is_read, test_is_shown=False)",
+         "validation_is_read=False, test_is_shown=False)"),
+        LOOP + "test_a_loop_refuses_sets_that_share_records_before_anything_is_spent",
+    ),
+    _mutant(
+        "shared-records-joined", "a record of V inside of joined sets is not found in D",
+        ("    if isinstance(dataset, ConcatDataset):\n", "    if False:\n"),
+        BAD_DATA + "test_sets_that_share_records_are_refused",
+    ),
 ]  # fmt: skip
 
 _REGISTERED = [

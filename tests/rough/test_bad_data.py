@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from builders import Net, data_of
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from cords_dp.data.arrays import ArrayDataset, Splits, records_at
 from cords_dp.data.handed_over import (
@@ -317,6 +317,8 @@ def shared_sets():
         "D is the test set": (whole, listed(100, 1), whole),
         "subsets overlap": (Subset(whole, range(200)), Subset(whole, range(199, 300)), other),
         "subsets of a subset overlap": (Subset(Subset(whole, range(100, 300)), range(50)), Subset(whole, [140]), other),
+        "a part of D is V": (ConcatDataset([listed(20, 3), Subset(whole, range(50))]), Subset(whole, [9]), other),
+        "a subset of joined sets": (Subset(ConcatDataset([listed(20, 3), whole]), [29]), Subset(whole, [9]), other),
         "tensors overlap": (
             TensorDataset(tensors[0][:200], tensors[1][:200]), TensorDataset(tensors[0][150:], tensors[1][150:]), other,
         ),
@@ -337,6 +339,9 @@ def test_sets_apart_are_accepted():
     refuse_shared_records(checked_splits(apart, private=True), validation_is_read=True)
     cut = Splits(*(TensorDataset(tensors[0][a:b], tensors[1][a:b]) for a, b in ((0, 100), (100, 200), (200, 300))), 3)
     refuse_shared_records(cut, validation_is_read=True)
+    joined = ConcatDataset([Subset(whole, range(50)), Subset(whole, range(50, 100))])
+    joined_apart = Splits(Subset(joined, range(40, 90)), Subset(whole, [*range(40), *range(90, 200)]), listed(50, 2), 3)
+    refuse_shared_records(joined_apart, validation_is_read=True)
     same = Splits(whole, whole, listed(50, 2), 3)
     refuse_shared_records(same, validation_is_read=False)  # FullDP reads no V
 

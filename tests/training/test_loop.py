@@ -18,13 +18,13 @@ from builders import CE, Net, data_of
 from conftest import REPOSITORY
 from dotmap import DotMap
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 
 import cords_dp
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA
 from cords_dp.accounting.account import Account
 from cords_dp.data.arrays import ArrayDataset
-from cords_dp.errors import BudgetExceededError, ConfigError, MechanismError
+from cords_dp.errors import BudgetExceededError, ConfigError, DataError, MechanismError
 from cords_dp.processes import World
 from cords_dp.training.loop import PrivateLoader
 from cords_dp.training.step import PrivateEngine
@@ -135,6 +135,22 @@ def test_the_statement_of_a_loop_without_privacy_promises_nothing(tmp_path):
     assert "only if" not in loader_of(folder=tmp_path, epsilon=math.inf).statement()
     seeded = loader_of(folder=tmp_path, reproducible_noise=True).statement()
     assert seeded.splitlines()[2].startswith("NOT PRIVATE")
+
+
+def test_a_loop_refuses_sets_that_share_records_before_anything_is_spent(tmp_path):
+    """A trainer did, a loop did not: its statement said max(ε_D, ε_V) for a record that was in both."""
+    whole = data_of(400, 0)
+
+    def made(kind, train, validation):
+        loaders = DataLoader(train), DataLoader(validation)
+        return getattr(cords_dp, f"{kind}DataLoader")(*loaders, args_of(), None, privacy=QUICK, folder=tmp_path)
+
+    for train, validation in ((whole, whole), (Subset(whole, range(300)), Subset(whole, range(299, 400)))):
+        with pytest.raises(DataError, match="trainset and validset share records"):
+            made("GLISTERDP", train, validation)
+    assert not list(tmp_path.rglob("ledger*"))
+    made("FullDP", whole, whole)  # reads no V
+    made("GLISTERDP", Subset(whole, range(300)), Subset(whole, range(300, 400)))
 
 
 def test_a_fraction_that_means_nothing_to_the_loader_is_told(caplog):
