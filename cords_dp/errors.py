@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -24,11 +26,63 @@ class CordsDPError(Exception):
 
 
 class ConfigError(CordsDPError, ValueError):
-    """A config value cannot be used. Raised before any data is read."""
+    """Config values cannot be used. Raised before any data is read.
 
-    def __init__(self, key: str, value: Any, fix: str):
-        self.key, self.value, self.fix = key, value, fix
-        super().__init__(f"{key} = {shown(value)}: {fix}")
+    ``problems`` holds an error for each of them; key, value and fix are those of the first.
+    """
+
+    def __init__(self, key: str, value: Any, fix: str, *, others: Sequence[CordsDPError] = ()):
+        self.key, self.value, self.fix, self._others = key, value, fix, tuple(others)
+        texts = [f"{key} = {shown(value)}: {fix}", *map(str, others)]
+        super().__init__(texts[0] if not others else f"{len(texts)} problems:\n" + numbered(texts))
+
+    @property
+    def problems(self) -> tuple[CordsDPError, ...]:
+        return (ConfigError(self.key, self.value, self.fix), *self._others) if self._others else (self,)
+
+
+def numbered(texts: Sequence[str]) -> str:
+    return "\n".join(f"{number}. {text}" for number, text in enumerate(texts, 1))
+
+
+class Problems:
+    """Collects the errors of checks, so that a config is refused once, for all that is wrong with it.
+
+    A key is reported once: what a later check says about it, or about a key inside of it, follows from the first.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[CordsDPError] = []
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Note an error of ours that ends the block."""
+        try:
+            yield
+        except ConfigError as error:
+            for problem in error.problems:
+                self.note(problem)
+        except CordsDPError as error:  # of a model that cannot be private, or of a file: it names no key
+            self.note(error)
+
+    def note(self, error: CordsDPError) -> None:
+        if not (isinstance(error, ConfigError) and self.about(error.key)):
+            self.found.append(error)
+
+    def about(self, key: str) -> bool:
+        """Is there a problem with this key, or with the section or dict that it stands in?"""
+        known = (problem.key for problem in self.found if isinstance(problem, ConfigError))
+        return any(key == name or key.startswith(f"{name}.") for name in known)
+
+    def refuse(self) -> None:
+        """Raise what was noted, if anything: a single error as it is, several as one `ConfigError`."""
+        first = next((error for error in self.found if isinstance(error, ConfigError)), None)
+        if first is None or len(self.found) == 1:
+            for error in self.found:
+                raise error
+            return
+        others = [error for error in self.found if error is not first]
+        raise ConfigError(first.key, first.value, first.fix, others=others) from first
 
 
 class ConfigFileError(CordsDPError, FileNotFoundError):

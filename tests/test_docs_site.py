@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -15,10 +14,8 @@ from conftest import REPOSITORY
 
 import cords_dp
 from cords_dp.config.keys import KEYS, SOURCE_KEYS, TOP_LEVEL
-from cords_dp.config.settings import CORDS_STRATEGY_KEYS, PrivacySettings
 from cords_dp.planning.mechanism import mechanism_keys
 from cords_dp.runs.reference import MARK, documented_keys, reference, write_reference
-from cords_dp.training.resolve import _OWN_KEYS
 
 DOCS = REPOSITORY / "docs"
 SITE = yaml.safe_load((REPOSITORY / "mkdocs.yml").read_text())
@@ -66,11 +63,10 @@ def anchors(page: Path) -> set[str]:
 
 
 def accepted_keys() -> dict[str, set[str]]:
-    """What `settings.check_sections` and `training.run.resolve` let through."""
-    accepted = {section: set(checks or ()) for section, checks in KEYS.items()}
+    """What `training.resolve` lets through."""
+    accepted = {section: set(keys) for section, keys in KEYS.items()}
     accepted["top level"] = set(TOP_LEVEL)
-    accepted["privacy"] = {f.name for f in fields(PrivacySettings)}
-    accepted["dss_args"] |= {*_OWN_KEYS, *CORDS_STRATEGY_KEYS, *mechanism_keys()}
+    accepted["dss_args"] |= mechanism_keys()
     accepted["dataset"] |= {key for keys in SOURCE_KEYS.values() for key in keys}
     return accepted
 
@@ -107,9 +103,12 @@ def test_every_key_is_explained():
 
 def test_the_reference_says_what_the_checks_say():
     text = reference()
-    assert "| `fraction` | `float` | `1.0` | the share of the records to train on in each epoch; `FullDP` takes" in text
+    assert (
+        "| `fraction` | a number in (0, 1] | `1.0` | the share of the records to train on in each epoch; `FullDP` takes"
+        in text
+    )
     assert '| `batch_size` | `"auto"` or a whole number from 1 to 1000000000 |' in text
-    assert "| `epsilon` | `float` | must be given |" in text
+    assert "| `epsilon` | a number in (0, 500] | must be given |" in text
 
 
 # --- the API reference ------------------------------------------------------------------------------------------------

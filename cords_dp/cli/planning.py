@@ -123,7 +123,9 @@ def _configured(args: argparse.Namespace) -> tuple[PlannedRun, tuple[int, int]]:
 def _asked(args: argparse.Namespace) -> tuple[PlannedRun, tuple[int, int]]:
     """The numbers of the command line as a run; checked as those of a config are."""
     import cords_dp.selection  # noqa: F401 - registers the mechanisms
-    from cords_dp.config.settings import SubsetSettings, read_privacy
+    from cords_dp.config.keys import KEYS
+    from cords_dp.config.settings import PrivacySettings, SubsetSettings
+    from cords_dp.config.values import check_keys
     from cords_dp.planning.budget import Question, advise
     from cords_dp.planning.mechanism import read_mechanism
 
@@ -133,7 +135,8 @@ def _asked(args: argparse.Namespace) -> tuple[PlannedRun, tuple[int, int]]:
         raise ConfigError("--share", args.share, "must lie in (0, 1]")
     if args.trials is not None:
         raise ConfigError("--trials", args.trials, "what tuning costs is shown for a config: give --config")
-    privacy = read_privacy({"privacy": {"epsilon": args.epsilon, "delta": args.delta}})
+    check_keys("privacy", {"epsilon": args.epsilon, "delta": args.delta}, KEYS["privacy"])
+    privacy = PrivacySettings(epsilon=args.epsilon, delta=args.delta)
     epochs = args.epochs or advise(args.share, args.shift).epochs
     selects = args.mechanism != "none"
     every = max(1, -(-epochs // args.selections))

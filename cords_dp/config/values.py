@@ -1,15 +1,56 @@
-"""Checks of single values. Each returns the value or raises an error that names the key, the value and the fix."""
+"""Checks of single values, and `Key`, which joins a check to a default and a meaning.
+
+Each check returns the value or raises an error that names the key, the value and the fix.
+"""
 
 from __future__ import annotations
 
 import difflib
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from cords_dp.errors import ConfigError
+from cords_dp.errors import ConfigError, Problems
+
+Check = Callable[[str, Any], Any]
+
+
+def anything(key: str, value: Any) -> Any:
+    return value
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of a config: the check of its value, its default and what it means.
+
+    default: None where the key may be left out and something else decides; MISSING where it must be given.
+    """
+
+    check: Check
+    default: Any = None
+    doc: str = ""
+
+    def field(self) -> Any:
+        """Make it a field of a dataclass: ``looks: int = Key(whole, 3, "how many looks").field()``."""
+        return field(default=self.default, metadata={"key": self})
+
+
+def keys_of(kind: type) -> dict[str, Key]:
+    """Return the keys that the fields of a dataclass are; a plain field takes any value."""
+    return {f.name: f.metadata.get("key", Key(anything, f.default)) for f in fields(kind)}
+
+
+def check_keys(section: str, values: Mapping[str, Any], keys: Mapping[str, Key]) -> None:
+    """Check the values that are given, and report all that are wrong. Other keys are left alone."""
+    problems = Problems()
+    for name, key in keys.items():
+        if values.get(name) is not None:
+            with problems.noted():
+                key.check(f"{section}.{name}" if section else name, values[name])
+    problems.refuse()
 
 
 def number(
@@ -65,6 +106,12 @@ def text(key: str, value: Any) -> str:
     return value
 
 
+def section(key: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(key, value, "must be a dict")
+    return value
+
+
 def file_name(key: str, value: Any) -> str:
     """A text that becomes part of a path: it must not lead elsewhere."""
     if (
@@ -102,7 +149,7 @@ def folder(key: str, value: Any) -> Path:
     return wanted
 
 
-def list_of(key: str, value: Any, check: Callable[[str, Any], Any], *, empty: bool = False) -> tuple[Any, ...]:
+def list_of(key: str, value: Any, check: Check, *, empty: bool = False) -> tuple[Any, ...]:
     if not isinstance(value, (list, tuple)) or not (value or empty):
         raise ConfigError(key, value, "must be a list" if empty else "must be a list of one or more")
     return tuple(check(key, part) for part in value)

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cords_dp.config.keys import Check
-from cords_dp.config.values import list_of, number, text, whole
+from cords_dp.config.values import Key, list_of, number, path, text, whole
 from cords_dp.data.arrays import RowsOfStore, Splits
 from cords_dp.data.images import PixelConstants
 from cords_dp.data.sources.base import SPLIT_KEYS, split_rows
@@ -131,13 +130,19 @@ def label_numbers(labels: np.ndarray, classes: Sequence[str]) -> Tensor:
     return torch.tensor(list(found), dtype=torch.int64)
 
 
-OWN_SPLIT_KEYS = {key: check for key, check in SPLIT_KEYS.items() if key != "cache"}
-IMAGE_KEYS: dict[str, Check] = {
-    "size": partial(whole, low=8, high=1024),
-    "channels": lambda key, value: whole(key, value, low=1, high=3),
-    "mean": partial(list_of, check=partial(number, low=-10, high=10)),
-    "std": partial(list_of, check=partial(number, low=0, high=10)),
+OWN_SPLIT_KEYS = {name: key for name, key in SPLIT_KEYS.items() if name != "cache"}
+_CONSTANTS = "constants by which pixels are normalised"
+IMAGE_KEYS: dict[str, Key] = {
+    "size": Key(partial(whole, low=8, high=1024), None, "pixels a side that images are brought to"),
+    "channels": Key(partial(whole, low=1, high=3), None, "1 for grey, 3 for colour"),
+    "mean": Key(partial(list_of, check=partial(number, low=-10, high=10)), None, _CONSTANTS),
+    "std": Key(partial(list_of, check=partial(number, low=0, high=10)), None, _CONSTANTS),
 }
+PATH = Key(path, None, "the file or folder")
+CLASSES = Key(class_names, None, "names of the classes, in the order of the labels, or how many there are")
+TARGET = Key(text, None, "the column to predict")
+TEXT = Key(text, None, "the column of texts")
+MAX_LENGTH = Key(partial(whole, low=8, high=100_000), None, "bytes to which every text is cut")
 
 
 def pixel_constants(section: Mapping[str, Any], channels: int) -> PixelConstants:

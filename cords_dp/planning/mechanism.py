@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, Bound, Event, ExponentialPicks, GumbelFreeze
 from cords_dp.config.settings import SELECTION_PRIVACY_KEYS, PrivacySettings, SubsetSettings
+from cords_dp.config.values import check_keys, keys_of
 from cords_dp.errors import ConfigError, MechanismError
 from cords_dp.planning.schedule import PREPARATION, SELECTION, VALIDATION, EpochPlan, Sizes, subset_schedule
 
@@ -76,6 +77,9 @@ class Release:
 class Mechanism(ABC):
     """A way of selecting. Subclasses are frozen, keyword-only dataclasses; their fields are keys of ``dss_args``.
 
+    A field says in one place how it is checked, its default and what it means (`config.values.Key`):
+    ``looks: int = Key(whole, 3, "how many looks").field()``.
+
     name: the word in ``dss_args.mechanism``.
     summary, suits_whom: what it costs and for whom it is, for the table in the docs.
     secret_pool: the pool is secret state of the training mechanism; otherwise it is released and paid for.
@@ -99,6 +103,10 @@ class Mechanism(ABC):
     noise_symbol: ClassVar[str] = "sigma_s"
     cost_rises: ClassVar[bool] = False
 
+    def __post_init__(self) -> None:
+        """Refuse wrong values, whoever makes the object: sensitivities are proved for checked values only."""
+        check_keys("dss_args", vars(self), keys_of(type(self)))
+
     @classmethod
     def own_keys(cls) -> frozenset[str]:
         return frozenset(f.name for f in fields(cls))
@@ -121,7 +129,10 @@ class Mechanism(ABC):
     # -- the contract ---------------------------------------------------------------------------------
 
     def check(self, privacy: PrivacySettings, subset: SubsetSettings) -> None:
-        """Raise a ConfigError where a value is wrong or no guarantee is proved. Needs no data and no sizes."""
+        """Raise a ConfigError where keys contradict each other or no guarantee is proved. Needs no data, no sizes.
+
+        Each value by itself was checked by its `Key` when the object was made.
+        """
         return None
 
     def schedule(self, sizes: Sizes, subset: SubsetSettings, epochs: int) -> tuple[EpochPlan, ...]:

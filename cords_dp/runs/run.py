@@ -101,8 +101,7 @@ def run_and_hand_over(
     keep_freed_memory()
     out = Path(out)
     cfg = _into(cfg, out)
-    resolve(cfg)
-    trainer = TrainClassifier(cfg)
+    trainer = TrainClassifier(resolve(cfg))
     trainer.show_progress = progress
     if not current_world().main:  # the other ranks train along and write nothing
         trainer.train()

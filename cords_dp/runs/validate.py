@@ -1,16 +1,10 @@
 """Everything that is wrong with a config, found in seconds and without data.
 
-A check refuses the first mistake that it meets. So each mistake that is found is noted, taken out of a copy of the
-config and the copy is checked again, until nothing is left: a missing key is given a sound value, a dataset or a model
-that cannot be used is left out of the checks. What follows from such a repair is not reported.
-
 Which CORDS configs can be made private by changing a word, and the reason where one cannot.
 """
 
 from __future__ import annotations
 
-import difflib
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,28 +12,13 @@ from typing import Any
 
 import torch
 
-from cords_dp.config import load_config, thawed_copy
-from cords_dp.config.keys import KEYS
+from cords_dp.config import load_config
 from cords_dp.data.published import known_sizes, public_facts
-from cords_dp.errors import ConfigError, CordsDPError, shown
+from cords_dp.errors import ConfigError, CordsDPError, Problems, shown
 from cords_dp.models.build import build_model, check_input
 from cords_dp.models.private import make_private_ready
 from cords_dp.planning import PrivacyPlan
-from cords_dp.training.resolve import Run, resolve
-from cords_dp.training.strategies import strategy_names
-
-_MOST = 100  # mistakes: a bound on the loop, not a wish
-_ATTEMPTS = 3  # to take one of them out
-_SOUND: dict[str, Any] = {
-    "dss_args.fraction": 0.1,
-    "privacy.epsilon": 3.0,
-    "optimizer.type": "sgd",
-    "optimizer.lr": 0.1,
-    "dataloader.batch_size": 20,
-    "train_args.num_epochs": 10,
-    "train_args.device": "cpu",
-    "loss.type": "CrossEntropyLoss",
-}
+from cords_dp.training.resolve import Run, examine, resolve
 
 
 @dataclass(frozen=True)
@@ -49,6 +28,12 @@ class Problem:
     key: str
     value: str
     fix: str
+
+    @classmethod
+    def of(cls, error: CordsDPError) -> Problem:
+        if isinstance(error, ConfigError):
+            return cls(error.key, shown(error.value), error.fix)
+        return cls("", "", str(error))
 
     def text(self) -> str:
         return f"{self.key} = {self.value}: {self.fix}" if self.key else self.fix
@@ -90,113 +75,37 @@ class Findings:
 
 def find_problems(cfg: Mapping[str, Any], sizes: tuple[int, int] | None = None) -> Findings:
     """Check sections, keys, values, strategy, model and budget. ``sizes``: (n, |V|), where the config does not tell."""
-    search = _Search(thawed_copy(cfg), sizes)
-    for _ in range(_MOST):
-        if search.step():
-            break
-    return search.findings
-
-
-class _Search:
-    """A copy of the config, out of which every mistake that is found is taken."""
-
-    def __init__(self, config: dict[str, Any], sizes: tuple[int, int] | None):
-        self.config, self.sizes = config, sizes
-        self.findings = Findings()
-        self.repaired: Counter[str] = Counter()
-        self.own_data = self.own_model = False
-
-    def step(self) -> bool:
-        """One attempt; True where there is nothing more to be found."""
-        try:
-            self._attempt()
-            return True
-        except ConfigError as error:
-            if error.key not in self.repaired:
-                self.findings.problems.append(Problem(error.key, shown(error.value), error.fix))
-            return not self._repair(error.key)
-        except CordsDPError as error:  # of a model that cannot be private, or of a file: no key to take out
-            self.findings.problems.append(Problem("", "", str(error)))
-            done, self.own_model = self.own_model, True
-            return done
-
-    def _attempt(self) -> None:
-        findings = self.findings
-        run = resolve(self.config, own_data=self.own_data, own_model=self.own_model, plan=False)
-        _ = run.device  # refuses one that this machine has not
-        if not (self.own_data or self.own_model):
-            self._check_model(run)
-        sizes = self.sizes or (None if self.own_data else known_sizes(run.config))
-        findings.notes = list(run.notes)
+    findings, problems = Findings(), Problems()
+    with problems.noted():
+        run, problems = examine(cfg, own_data=False, own_model=False)
+        own_data = problems.about("dataset.name")
+        with problems.noted():
+            _ = run.device  # refuses one that this machine has not
+        with problems.noted():
+            if not own_data and not problems.about("model.architecture"):
+                _check_model(run)
+        with problems.noted():
+            sizes = sizes or (None if own_data else known_sizes(run.config))
+            findings.plan = run.plan(*sizes) if sizes else None
+        findings.run, findings.notes = run, list(run.notes)
         if run.unused:
             findings.notes.append(f"keys that have no effect: {', '.join(run.unused)}")
         if run.privacy is not None and sizes is None:
             findings.notes.append("the config does not tell how many records there are: check the budget with --n")
-        findings.plan = run.plan(*sizes) if sizes else None
-        findings.run = run
-
-    def _check_model(self, run: Run) -> None:
-        """Build it from public shapes alone, make it fit for per-example gradients, show it zeros."""
-        facts = public_facts(run.config)
-        if facts is None or not run.strategy.private:
-            return
-        model = build_model(
-            run.config, seed=0, num_classes=facts.num_classes, input_shape=facts.shape, constants=facts.constants
-        )
-        model, _ = make_private_ready(model)
-        check_input(model, torch.zeros(facts.shape, dtype=facts.dtype))
-
-    def _repair(self, key: str) -> bool:
-        """Take a mistake out, more thoroughly each time; False where that does not help."""
-        section, _, name = key.partition(".")
-        self.repaired[key] += 1
-        first = self.repaired[key] == 1
-        if self.repaired[key] > _ATTEMPTS:
-            return False
-        if section == "dataset" and not self.own_data and (name in ("", "name") or not first):
-            self.own_data = True
-            return True
-        if section == "model" and not self.own_model and (name in ("", "architecture") or not first):
-            self.own_model = True
-            return True
-        if not name:
-            return self._repair_section(section)
-        values = self.config.get(section)
-        if not isinstance(values, dict):
-            self.config[section] = values = {}
-        removed = first and key != "dss_args.type" and _removed(values, name.split("."))
-        return removed or self._given(values, key, name)
-
-    def _repair_section(self, section: str) -> bool:
-        if section not in KEYS:
-            return self.config.pop(section, None) is not None
-        self.config[section] = {
-            key.split(".")[1]: value for key, value in _SOUND.items() if key.startswith(f"{section}.")
-        }
-        return True
-
-    def _given(self, values: dict[str, Any], key: str, name: str) -> bool:
-        if key == "dss_args.type":
-            close = difflib.get_close_matches(str(values.get(name)), strategy_names(), 1, 0.5)
-            values[name] = close[0] if close else "RandomDP"
-            return True
-        if key not in _SOUND:
-            return False
-        values[name] = _SOUND[key]
-        return True
+    findings.problems = [Problem.of(error) for error in problems.found]
+    return findings
 
 
-def _removed(values: dict[str, Any], path: list[str]) -> bool:
-    """Take out a key, also one inside of a dictionary (model.args.width)."""
-    for part in path[:-1]:
-        inner = values.get(part)
-        if not isinstance(inner, dict):
-            return False
-        values = inner
-    return values.pop(path[-1], _ABSENT) is not _ABSENT
-
-
-_ABSENT = object()
+def _check_model(run: Run) -> None:
+    """Build it from public shapes alone, make it fit for per-example gradients, show it zeros."""
+    facts = public_facts(run.config)
+    if facts is None or not run.strategy.private:
+        return
+    model = build_model(
+        run.config, seed=0, num_classes=facts.num_classes, input_shape=facts.shape, constants=facts.constants
+    )
+    model, _ = make_private_ready(model)
+    check_input(model, torch.zeros(facts.shape, dtype=facts.dtype))
 
 
 STRATEGIES = ("FullDP", "RandomDP", "GLISTERDP")

@@ -38,7 +38,7 @@ import torch
 
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, gaussian
 from cords_dp.config.settings import PrivacySettings, SubsetSettings
-from cords_dp.config.values import whole
+from cords_dp.config.values import Key, whole
 from cords_dp.errors import ConfigError
 from cords_dp.planning.mechanism import Mechanism, Release, SelectionNoise
 from cords_dp.planning.schedule import EpochPlan, Sizes, subset_schedule
@@ -47,6 +47,8 @@ from cords_dp.selection.pool import Pool
 from cords_dp.selection.releases import Releases
 from cords_dp.selection.shared import (
     CONCENTRATIONS,
+    OWN_SCORE,
+    SELECTION_TYPE,
     best_branch,
     check_weighing,
     normalised,
@@ -61,11 +63,7 @@ _RECORDS_PER_CELL = 4.0  # in deviations of a cell's noise; with fewer, predicti
 
 @dataclass(frozen=True, kw_only=True)
 class Align(Mechanism):
-    """Looks at labels before training and at predictions when CORDS' ``select_every`` says so.
-
-    looks: how many of these re-selections look at the records; more looks are noisier each.
-    score, selection_type: as in CORDS' GLISTER; only its own score, for all records together.
-    """
+    """Looks at labels before training and at predictions when CORDS' ``select_every`` says so."""
 
     name: ClassVar[str] = "align"
     summary: ClassVar[str] = (
@@ -79,9 +77,9 @@ class Align(Mechanism):
     uses_average: ClassVar[bool] = True
     sharded: ClassVar[bool] = True
 
-    looks: int = 3
-    score: str = "glister"
-    selection_type: str = "Supervised"
+    looks: int = Key(whole, 3, "how many re-selections look at the records; more looks are noisier each").field()
+    score: str = OWN_SCORE.field()
+    selection_type: str = SELECTION_TYPE.field()
 
     @classmethod
     def suits(cls, keys: Mapping[str, Any]) -> bool:
@@ -97,7 +95,6 @@ class Align(Mechanism):
         return True
 
     def check(self, privacy: PrivacySettings, subset: SubsetSettings) -> None:
-        whole("dss_args.looks", self.looks)
         check_weighing(self, "weighs labels and predictions")
         if privacy.composition == "basic":
             raise ConfigError(

@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -45,7 +45,7 @@ from torch import Tensor
 
 from cords_dp.accounting import TRAINING_DATA, Bound, Event, ExponentialPicks, GumbelFreeze, advanced_composition
 from cords_dp.config.settings import PrivacySettings, SubsetSettings
-from cords_dp.config.values import flag, one_of, whole
+from cords_dp.config.values import Key, one_of, whole
 from cords_dp.errors import AccountingError, ConfigError
 from cords_dp.noise.primitives import bounded_scores
 from cords_dp.planning.mechanism import Mechanism, Release, SelectionNoise
@@ -55,7 +55,7 @@ from cords_dp.selection.last_layer import LastLayer, LastLayerGradients, moved_s
 from cords_dp.selection.pool import Pool
 from cords_dp.selection.releases import Releases
 from cords_dp.selection.scores import get_score, score_records
-from cords_dp.selection.shared import check_selection_type, validation_gradient
+from cords_dp.selection.shared import LINEAR_LAYER, SCORE, SELECTION_TYPE, validation_gradient
 
 _FROZEN = "Frozen"
 _GREEDY_VARIANTS = (_FROZEN, "RGreedy", "Stochastic", "Naive")
@@ -65,11 +65,7 @@ _PICKS, _VALIDATION = "picks", "validation gradient"
 
 @dataclass(frozen=True, kw_only=True)
 class Exponential(Mechanism):
-    """The paper's mechanism. ``greedy``, ``r``, ``linear_layer`` and ``selection_type`` are CORDS' own keys.
-
-    greedy: how picks move the validation gradient; ``Frozen`` does not. r: rounds of RGreedy.
-    score: ``glister``, ``el2n``, ``grad_norm`` or a registered one; others than ``glister`` need ``Frozen``.
-    """
+    """The paper's mechanism. ``greedy``, ``r``, ``linear_layer`` and ``selection_type`` are CORDS' own keys."""
 
     name: ClassVar[str] = "exponential"
     summary: ClassVar[str] = 'the paper\'s; every pick is paid for, unless `greedy="Frozen"`'
@@ -80,11 +76,13 @@ class Exponential(Mechanism):
     noise_symbol: ClassVar[str] = "epsilon0"
     cost_rises: ClassVar[bool] = True
 
-    greedy: str = _FROZEN
-    r: int = 15
-    linear_layer: bool = True
-    selection_type: str = "Supervised"
-    score: str = "glister"
+    greedy: str = Key(
+        partial(one_of, choices=_GREEDY_VARIANTS), _FROZEN, "how picks move the validation gradient; `Frozen` does not"
+    ).field()
+    r: int = Key(whole, 15, "rounds of RGreedy").field()
+    linear_layer: bool = LINEAR_LAYER.field()
+    selection_type: str = SELECTION_TYPE.field()
+    score: str = replace(SCORE, doc=f"{SCORE.doc}; others than `glister` need `Frozen`").field()
 
     @classmethod
     def variants(cls) -> Sequence[tuple[str, dict[str, Any], dict[str, Any]]]:
@@ -109,10 +107,6 @@ class Exponential(Mechanism):
         return get_score(self.score).uses_validation
 
     def check(self, privacy: PrivacySettings, subset: SubsetSettings) -> None:
-        one_of("dss_args.greedy", self.greedy, _GREEDY_VARIANTS)
-        whole("dss_args.r", self.r)
-        flag("dss_args.linear_layer", self.linear_layer)
-        get_score(self.score)
         composition = self.composition(privacy)
         if self.score != "glister" and not self.frozen:
             raise ConfigError("dss_args.greedy", self.greedy, f"score {self.score!r} has no greedy step: use 'Frozen'")
@@ -129,7 +123,6 @@ class Exponential(Mechanism):
                 "paper",
                 "the paper's formula gives (ε, δ) and no divergence to compose jointly; use composition='basic'",
             )
-        check_selection_type(self.selection_type)
         if self.selection_type == "PerClass" and not privacy.labels_public:
             raise ConfigError(
                 "dss_args.selection_type",

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -30,7 +31,7 @@ import torch
 
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, gaussian
 from cords_dp.config.settings import PrivacySettings, SubsetSettings
-from cords_dp.config.values import number
+from cords_dp.config.values import Key, number
 from cords_dp.errors import ConfigError
 from cords_dp.planning.mechanism import Mechanism, Release, SelectionNoise
 from cords_dp.planning.schedule import EpochPlan, Sizes, subset_schedule
@@ -76,19 +77,17 @@ class _LabelMechanism(Mechanism):
 
 @dataclass(frozen=True, kw_only=True)
 class ClassWeights(_LabelMechanism):
-    """Class-weighted DP-SGD.
-
-    power: a class weighs (its share in V over that in D) to this power, over the largest such value.
-    """
+    """Class-weighted DP-SGD."""
 
     name: ClassVar[str] = "class_weights"
     summary: ClassVar[str] = "little: one noisy count of the labels; a uniform draw, records weighted by class"
     suits_whom: ClassVar[str] = "comparisons: class-weighted DP-SGD"
 
-    power: float = 0.5
-
-    def check(self, privacy: PrivacySettings, subset: SubsetSettings) -> None:
-        number("dss_args.power", self.power, low=0, high=1, low_included=True, high_included=True)
+    power: float = Key(
+        partial(number, low=0, high=1, low_included=True, high_included=True),
+        0.5,
+        "a class weighs (its share in V over that in D) to this power, over the largest such value",
+    ).field()
 
     def build(self, context: SelectionContext) -> Selector:
         return _LabelSelector(context, self._pool)

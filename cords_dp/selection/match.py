@@ -37,6 +37,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -46,7 +47,7 @@ from torch.nn import functional as F
 
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, gaussian
 from cords_dp.config.settings import PrivacySettings, SubsetSettings
-from cords_dp.config.values import number, whole
+from cords_dp.config.values import Key, number
 from cords_dp.noise.primitives import tail_noise
 from cords_dp.planning.mechanism import Mechanism, Release, SelectionNoise
 from cords_dp.planning.schedule import EpochPlan, Sizes, subset_schedule
@@ -54,7 +55,15 @@ from cords_dp.selection.context import Records, SelectionContext, Selector, Weig
 from cords_dp.selection.last_layer import LastLayerGradients
 from cords_dp.selection.pool import Pool
 from cords_dp.selection.releases import Releases
-from cords_dp.selection.shared import check_scoring, check_weighing, wants_no_other_score
+from cords_dp.selection.shared import (
+    BINS,
+    LINEAR_LAYER,
+    OWN_SCORE,
+    PROJECTION,
+    SELECTION_TYPE,
+    check_weighing,
+    wants_no_other_score,
+)
 
 _SUM, _TAILS, _VALIDATION = "sum", "tail counts", "validation sum"
 _SHRINKAGE = 2.0  # ρ² below twice what noise explains counts as no difference; its spread is far below twice
@@ -84,14 +93,7 @@ class Tilt:
 
 @dataclass(frozen=True, kw_only=True)
 class Match(Mechanism):
-    """Looks at the records once a run, before training, so ``select_every`` means nothing to it.
-
-    projection: dimensions that the last layer's input is projected to; noise grows with them.
-    bins: cells of the score histogram on [−1, 1].
-    concentration: how many times as often as in a uniform draw a record may come, from 1 to 1/fraction. Noise grows
-        with it, wasted gradients fall. Left out it is the cube root of n/k.
-    score, linear_layer, selection_type: as in CORDS' GLISTER; only its own score, for all records together.
-    """
+    """Looks at the records once a run, before training, so ``select_every`` means nothing to it."""
 
     name: ClassVar[str] = "match"
     summary: ClassVar[str] = (
@@ -104,12 +106,17 @@ class Match(Mechanism):
     sharded: ClassVar[bool] = True
     privacy_keys: ClassVar[frozenset[str]] = frozenset({"split", "validation_noise"})
 
-    projection: int = 8
-    bins: int = 128
-    concentration: float | None = None
-    score: str = "glister"
-    linear_layer: bool = True
-    selection_type: str = "Supervised"
+    projection: int = PROJECTION.field()
+    bins: int = BINS.field()
+    concentration: float | None = Key(
+        partial(number, low=1, low_included=True),
+        None,
+        "how many times as often as in a uniform draw a record may come, from 1 to 1/fraction. Noise grows with it, "
+        "wasted gradients fall. Left out it is the cube root of n/k",
+    ).field()
+    score: str = OWN_SCORE.field()
+    linear_layer: bool = LINEAR_LAYER.field()
+    selection_type: str = SELECTION_TYPE.field()
 
     @classmethod
     def suits(cls, keys: Mapping[str, Any]) -> bool:
@@ -120,9 +127,7 @@ class Match(Mechanism):
         return True
 
     def check(self, privacy: PrivacySettings, subset: SubsetSettings) -> None:
-        check_scoring(self)
         check_weighing(self, "matches gradients and class shares")
-        whole("dss_args.bins", self.bins, low=2, high=4096)
         if self.concentration is not None:
             number(
                 "dss_args.concentration",

@@ -7,18 +7,39 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from cords_dp.accounting import VALIDATION_DATA, gaussian
 from cords_dp.config.settings import PrivacySettings
-from cords_dp.config.values import flag, whole
+from cords_dp.config.values import Key, flag, text, whole
 from cords_dp.errors import ConfigError
 from cords_dp.planning.mechanism import Release, SelectionNoise
-from cords_dp.selection.scores import ScoringKeys, get_score
+from cords_dp.selection.scores import get_score
 
 _OWN_SCORE = "glister"
+
+
+def _score(key: str, value: Any) -> Any:
+    return get_score(text(key, value))
+
+
+def _selection_type(key: str, value: Any) -> Any:
+    """CORDS' ``selection_type``: what has a proved sensitivity."""
+    if value not in ("Supervised", "PerClass"):
+        fix = "no sensitivity is proved for it under differential privacy; use 'Supervised'"
+        raise ConfigError(key, value, fix)
+    return value
+
+
+SCORE = Key(_score, _OWN_SCORE, "what a record is worth: `glister`, `el2n`, `grad_norm`, or a registered one")
+OWN_SCORE = Key(_score, _OWN_SCORE, "as in CORDS' GLISTER: only its own score")
+SELECTION_TYPE = Key(_selection_type, "Supervised", "as in CORDS' GLISTER: all records together")
+LINEAR_LAYER = Key(flag, True, "score by the last layer's weights too, not its bias alone")
+PROJECTION = Key(whole, 8, "dimensions that the last layer's input is projected to; noise grows with them")
+BINS = Key(partial(whole, low=2, high=4096), 128, "cells of the score histogram on [−1, 1]")
 
 
 class WeighingKeys(Protocol):
@@ -38,8 +59,6 @@ def wants_no_other_score(keys: Mapping[str, Any]) -> bool:
 
 def check_weighing(mechanism: WeighingKeys, does: str) -> None:
     """Refuse another score and per-class quotas. ``does``: what the mechanism does instead."""
-    get_score(mechanism.score)
-    check_selection_type(mechanism.selection_type)
     if mechanism.score != _OWN_SCORE or mechanism.selection_type == "PerClass":
         raise ConfigError(
             "dss_args.mechanism",
@@ -48,28 +67,11 @@ def check_weighing(mechanism: WeighingKeys, does: str) -> None:
         )
 
 
-def check_scoring(mechanism: ScoringKeys) -> None:
-    get_score(mechanism.score)
-    check_selection_type(mechanism.selection_type)
-    whole("dss_args.projection", mechanism.projection)
-    flag("dss_args.linear_layer", mechanism.linear_layer)
-
-
 def validation_gradient(name: str, noise: SelectionNoise, privacy: PrivacySettings, count: int = 1) -> Release:
     """The clipped gradient sum of V, released ``count`` times in a selection."""
     event = None if noise.on_validation is None else gaussian(noise.on_validation, count)
     clip = privacy.validation_clip
     return Release(name, VALIDATION_DATA, event, clip, f"the validation gradient; {clip:g} (clip norm)")
-
-
-def check_selection_type(kind: str) -> None:
-    """CORDS' ``selection_type``: what has a proved sensitivity."""
-    if kind not in ("Supervised", "PerClass"):
-        raise ConfigError(
-            "dss_args.selection_type",
-            kind,
-            "no sensitivity is proved for it under differential privacy; use 'Supervised'",
-        )
 
 
 CONCENTRATIONS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.5)  # the branches that a plan pays for

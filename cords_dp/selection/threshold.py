@@ -26,7 +26,8 @@ dimension.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -34,8 +35,8 @@ import torch
 from torch import Tensor
 
 from cords_dp.accounting import TRAINING_DATA, gaussian
-from cords_dp.config.settings import PrivacySettings, SubsetSettings
-from cords_dp.config.values import number, whole
+from cords_dp.config.settings import PrivacySettings
+from cords_dp.config.values import Key, number, whole
 from cords_dp.noise.primitives import threshold_for
 from cords_dp.planning.mechanism import Mechanism, Release, SelectionNoise
 from cords_dp.planning.schedule import Sizes
@@ -43,7 +44,7 @@ from cords_dp.selection.context import SelectionContext, Selector, Weights
 from cords_dp.selection.pool import Pool
 from cords_dp.selection.releases import Releases
 from cords_dp.selection.scores import ScoredRecords, get_score
-from cords_dp.selection.shared import check_scoring, validation_gradient
+from cords_dp.selection.shared import BINS, LINEAR_LAYER, PROJECTION, SCORE, SELECTION_TYPE, validation_gradient
 
 _BLIND_SHARE = 0.9
 _THRESHOLDS, _SUMS, _VALIDATION = "thresholds", "sums", "validation gradient"
@@ -52,17 +53,7 @@ Released = list[tuple["Tensor", np.ndarray]]
 
 @dataclass(frozen=True, kw_only=True)
 class Threshold(Mechanism):
-    """A secret pool of the highest scores. Defaults were chosen on MNIST with five classes cut to 10 %.
-
-    score: ``glister``, ``el2n``, ``grad_norm`` or a registered one.
-    greedy_rounds: how often a selection moves the validation gradient along the records chosen so far.
-    greedy_step: how far, in logits, the whole pool would move it.
-    exploration: the share of the pool drawn by coins, without looking: selection then cannot hurt much. Raised to 0.9
-        where the data are so few that the releases would be mostly noise; 0 switches coins off.
-    projection: dimensions that the last layer's input is projected to; noise grows with them.
-    bins: cells of the score histogram on [−1, 1].
-    linear_layer, selection_type: as in CORDS' GLISTER; ``PerClass`` has a threshold for each class.
-    """
+    """A secret pool of the highest scores. Defaults were chosen on MNIST with five classes cut to 10 %."""
 
     name: ClassVar[str] = "threshold"
     summary: ClassVar[str] = "little: a few noisy thresholds and sums; for any score (`dss_args.score`)"
@@ -71,25 +62,29 @@ class Threshold(Mechanism):
     sharded: ClassVar[bool] = True
     privacy_keys: ClassVar[frozenset[str]] = frozenset({"split", "validation_clip", "validation_noise"})
 
-    score: str = "glister"
-    greedy_rounds: int = 3
-    greedy_step: float = 200.0
-    exploration: float = 0.3
-    projection: int = 8
-    bins: int = 128
-    linear_layer: bool = True
-    selection_type: str = "Supervised"
+    score: str = SCORE.field()
+    greedy_rounds: int = Key(
+        whole, 3, "how often a selection moves the validation gradient along the records chosen so far"
+    ).field()
+    greedy_step: float = Key(
+        partial(number, low=0, low_included=True), 200.0, "how far, in logits, the whole pool would move it"
+    ).field()
+    exploration: float = Key(
+        partial(number, low=0, high=1, low_included=True),
+        0.3,
+        "the share of the pool drawn by coins, without looking: selection then cannot hurt much. Raised to 0.9 where "
+        "the data are so few that the releases would be mostly noise; 0 switches coins off",
+    ).field()
+    projection: int = PROJECTION.field()
+    bins: int = BINS.field()
+    linear_layer: bool = LINEAR_LAYER.field()
+    selection_type: str = replace(
+        SELECTION_TYPE, doc="as in CORDS' GLISTER; `PerClass` has a threshold for each class"
+    ).field()
 
     @property
     def reads_validation(self) -> bool:
         return get_score(self.score).uses_validation
-
-    def check(self, privacy: PrivacySettings, subset: SubsetSettings) -> None:
-        check_scoring(self)
-        whole("dss_args.greedy_rounds", self.greedy_rounds)
-        whole("dss_args.bins", self.bins, low=2, high=4096)
-        number("dss_args.greedy_step", self.greedy_step, low=0, low_included=True)
-        number("dss_args.exploration", self.exploration, low=0, high=1, low_included=True)
 
     @property
     def sums(self) -> int:

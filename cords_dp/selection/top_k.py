@@ -26,36 +26,30 @@ from cords_dp.selection.context import SelectionContext, Selector, Weights
 from cords_dp.selection.pool import Pool
 from cords_dp.selection.releases import Releases
 from cords_dp.selection.scores import ScoredRecords, get_score
-from cords_dp.selection.shared import check_scoring, validation_gradient
+from cords_dp.selection.shared import LINEAR_LAYER, PROJECTION, SCORE, SELECTION_TYPE, validation_gradient
 
 _SCORES, _VALIDATION = "scores", "validation gradient"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TopK(Mechanism):
-    """The k records with the largest noisy scores.
-
-    score: ``glister``, ``el2n``, ``grad_norm`` or a registered one.
-    projection: dimensions that the last layer's input is projected to.
-    linear_layer, selection_type: as in CORDS' GLISTER; records are ranked all together.
-    """
+    """The k records with the largest noisy scores."""
 
     name: ClassVar[str] = "top_k"
     summary: ClassVar[str] = "one Gaussian release per selection, whatever k is"
     suits_whom: ClassVar[str] = "whoever publishes the subset (`publish_subset=True`)"
     privacy_keys: ClassVar[frozenset[str]] = frozenset({"split", "validation_clip", "validation_noise"})
 
-    score: str = "glister"
-    projection: int = 8
-    linear_layer: bool = True
-    selection_type: str = "Supervised"
+    score: str = SCORE.field()
+    projection: int = PROJECTION.field()
+    linear_layer: bool = LINEAR_LAYER.field()
+    selection_type: str = SELECTION_TYPE.field()
 
     @property
     def reads_validation(self) -> bool:
         return get_score(self.score).uses_validation
 
     def check(self, privacy: PrivacySettings, subset: SubsetSettings) -> None:
-        check_scoring(self)
         if self.selection_type == "PerClass":
             raise ConfigError(
                 "dss_args.selection_type", "PerClass", "top_k ranks all records together; use 'Supervised'"

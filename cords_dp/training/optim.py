@@ -18,7 +18,6 @@ from torch.optim import Optimizer
 from torch.optim import lr_scheduler as schedulers
 
 from cords_dp.config.settings import AUTO
-from cords_dp.config.values import one_of
 from cords_dp.errors import ConfigError
 from cords_dp.planning import PrivacyPlan
 
@@ -146,7 +145,6 @@ def build_scheduler(
 
 
 LAYER_RATES = ("lr1", "lr2", "lr3")
-OPTIMIZERS = ("sgd", "adam", "adamw", "rmsprop")
 SCHEDULERS = (
     None,
     "cosine_annealing",
@@ -161,7 +159,6 @@ SCHEDULERS = (
 def check_optimizer(cfg: Mapping[str, Any]) -> None:
     """What the values of ``optimizer`` and ``scheduler`` mean together; each by itself is checked before."""
     section, schedule = cfg["optimizer"], cfg.get("scheduler") or {}
-    one_of("optimizer.type", section.get("type"), OPTIMIZERS)
     if section.get("nesterov") and section["type"] == "sgd" and not section.get("momentum"):
         raise ConfigError("optimizer.nesterov", True, "is a kind of momentum: set optimizer.momentum, e.g. to 0.9")
     if section.get("lr_scale") is not None and section.get("lr") != AUTO:

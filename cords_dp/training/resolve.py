@@ -1,30 +1,30 @@
-"""A config, checked and resolved once: what a run needs to know before it touches data or writes a file.
+"""A config becomes a `Run`: what has to be known before data is read or a file is written. The only way there.
 
-How many records a run has.
+Every check runs on what is sound of the config, so that all problems are found in one pass (`errors.Problems`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+import difflib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
 import torch
 
 from cords_dp.config import PrivacySettings, SubsetSettings, frozen_copy, given_copy
-from cords_dp.config.keys import DEAD_SECTIONS, KEYS, TOP_LEVEL, check_values
-from cords_dp.config.settings import (
-    AUTO,
+from cords_dp.config.keys import (
+    COMMON_STRATEGY_KEYS,
     CORDS_STRATEGY_KEYS,
-    SELECTION_PRIVACY_KEYS,
-    check_keys,
-    check_sections,
-    read_privacy,
-    read_subset,
-    read_training,
+    DEAD_SECTIONS,
+    KEYS,
+    TOP_LEVEL,
+    section_keys,
+    with_defaults,
 )
-from cords_dp.config.values import folder, list_of, one_of
+from cords_dp.config.settings import AUTO, SELECTION_PRIVACY_KEYS
+from cords_dp.config.values import Key, anything, check_keys, folder, keys_of, list_of, one_of, suggest
 from cords_dp.data.published import (
     check_dataset,
     dataset_name,
@@ -35,7 +35,7 @@ from cords_dp.data.published import (
     refuse_telling_rows,
 )
 from cords_dp.data.sources.base import find_source
-from cords_dp.errors import AccountingError, ConfigError
+from cords_dp.errors import AccountingError, ConfigError, Problems
 from cords_dp.models.build import check_model
 from cords_dp.noise.generators import Streams
 from cords_dp.planning import Mechanism, PrivacyPlan, build_plan, read_mechanism
@@ -44,9 +44,7 @@ from cords_dp.planning.schedule import Preparation
 from cords_dp.processes import current_world, local_rank
 from cords_dp.training.metrics import LABELS
 from cords_dp.training.optim import check_optimizer
-from cords_dp.training.strategies import Strategy, get_strategy
-
-_OWN_KEYS = frozenset({"type", "mechanism", "collate_fn", *(f.name for f in fields(SubsetSettings))})
+from cords_dp.training.strategies import Strategy, get_strategy, strategy_names
 
 
 @dataclass(frozen=True)
@@ -127,75 +125,209 @@ class Run:
         )
 
 
-def resolve(cfg: Mapping[str, Any], *, own_data: bool = False, own_model: bool = False, plan: bool = True) -> Run:
-    """Check everything that can be checked without data. The config itself is left as it is.
+# What takes the place of a required key that is missing or wrong, so that the other checks can go on. A config with
+# such a problem is refused at the end: none of these values reaches a plan that is run.
+_STAND_INS: dict[str, dict[str, Any]] = {
+    "dss_args": {"fraction": 0.1},
+    "privacy": {"epsilon": 3.0},
+    "optimizer": {"type": "sgd", "lr": 0.1},
+    "dataloader": {"batch_size": 20},
+    "train_args": {"num_epochs": 10},
+    "loss": {"type": "CrossEntropyLoss"},
+}
+_REQUIRED = ("dataset", "dataloader", "model", "dss_args", "train_args", "optimizer", "loss")
 
-    ``own_data``: datasets will be handed to ``train``. ``own_model``: the model is the user's, without a name.
-    ``plan``: the run is about to start; also look at the folders that it will write to, and make the plan, which takes
-    seconds.
+
+def resolve(cfg: Mapping[str, Any], *, own_data: bool = False, own_model: bool = False, plan: bool = True) -> Run:
+    """Check everything that can be checked without data, and report every problem in one `ConfigError`.
+
+    The config itself is left as it is. ``own_data``: datasets will be handed to ``train``. ``own_model``: the model is
+    the user's, without a name. ``plan``: the run is about to start; also look at the folders that it will write to, and
+    make the plan, which takes seconds.
     """
-    config = given_copy(cfg)
-    _find_keys_of_source(config)
-    check_sections(config)
-    config, notes = _without_dead_sections(config)
-    check_values(config)
-    strategy = get_strategy((config.get("dss_args") or {}).get("type"))
-    if strategy.private:
-        check_keys("dss_args", config["dss_args"], {*_OWN_KEYS, *CORDS_STRATEGY_KEYS, *mechanism_keys()})
-    epochs, batch_size, learning_rate = read_training(config)
-    check_optimizer(config)
-    if not own_model:
-        check_model(config, own_data=own_data)
-    _check_metrics(config["train_args"])
-    for key, value in (("dataloader.batch_size", batch_size), ("optimizer.lr", learning_rate)):
-        if value is None and not strategy.private:
-            raise ConfigError(key, AUTO, "follows the privacy plan, which only private strategies have; give a number")
-    regression = _check_loss(config, strategy, own_data=own_data)
-    if config.get("is_reg") is not None and config["is_reg"] != regression:
-        kind = "a regression" if regression else "a classifier"
-        notes.append(f"is_reg = {config['is_reg']} is not used: loss.type = {config['loss']['type']!r} trains {kind}.")
-    if not own_data:
-        check_dataset(config, private=strategy.private)
-    privacy = read_privacy(config) if strategy.private else None
-    subset = read_subset(config, uses_all=strategy.uses_all) if strategy.private else SubsetSettings()
-    if privacy and privacy.augmentations > 1 and not own_data and not holds_images(config):
-        raise ConfigError("privacy.augmentations", privacy.augmentations, "only images can be shown in other views")
+    run, problems = examine(cfg, own_data=own_data, own_model=own_model)
+    problems.refuse()
+    if not plan:
+        return run
+    with problems.noted():
+        _ = run.device  # refuses one that there is not
+    for section, key in (("train_args", "results_dir"), ("ckpt", "dir")):
+        with problems.noted():
+            folder(f"{section}.{key}", run.config[section][key])
+    with problems.noted():
+        if not own_data and run.privacy and (sizes := known_sizes(run.config)) is not None:
+            run.plan(*sizes)  # batch size, delta and selection rules depend on n
+    problems.refuse()
+    return run
+
+
+def examine(cfg: Mapping[str, Any], *, own_data: bool, own_model: bool) -> tuple[Run, Problems]:
+    """Read a config as far as it goes, and say what is wrong with it. A run with problems must not be started."""
+    problems = Problems()
+    given = given_copy(cfg)
+    if given.get("setting") is not None:
+        check_keys("", {"setting": given["setting"]}, TOP_LEVEL)  # sections of another setting are not ours to judge
+    config, strategy = _readable(given, problems)
+    own_data = own_data or problems.about("dataset.name")
+    own_model = own_model or problems.about("model.architecture")
+    checks: list[Callable[[], object]] = [
+        partial(check_optimizer, config),
+        partial(_check_metrics, config["train_args"]),
+        partial(_check_automatic, config, strategy),
+    ]
+    checks += [] if own_model else [partial(check_model, config, own_data=own_data)]
+    checks += [] if own_data else [partial(check_dataset, config, private=strategy.private)]
+    for check in checks:
+        with problems.noted():
+            check()
+    regression = config["loss"]["type"] == "MeanSquaredLoss"
+    with problems.noted():
+        _check_loss(config, strategy, own_data=own_data or problems.about("dataset"))
+    privacy = PrivacySettings(**_given(config["privacy"])) if strategy.private else None
+    subset = _subset(config) if strategy.private else SubsetSettings()
     mechanism, source = None, None if own_data else find_source(dataset_name(config))
-    if privacy and strategy.selects:
-        mechanism = read_mechanism(config["dss_args"], privacy, subset, default=strategy.mechanism)
-    if strategy.uses_all and subset.fraction != 1:
-        notes.append(
-            f"dss_args.fraction = {subset.fraction:g} has no effect: {strategy.name} trains on all records. RandomDP "
-            "trains on a share of them; dss_args.compute_fraction takes fewer steps."
-        )
+    with problems.noted():
+        _check_subset(config, subset, strategy)
+    with problems.noted():
+        if privacy and privacy.augmentations > 1 and not own_data and not holds_images(config):
+            raise ConfigError("privacy.augmentations", privacy.augmentations, "only images can be shown in other views")
+    with problems.noted():
+        if privacy and strategy.selects:
+            mechanism = read_mechanism(config["dss_args"], privacy, subset, default=strategy.mechanism)
+    unused: tuple[str, ...] = ()
+    with problems.noted():
+        if strategy.private and (mechanism or not strategy.selects):
+            unused = _unused_keys(config, strategy, mechanism)
+    preparation = None
+    with problems.noted():
+        if strategy.private and source is not None:
+            preparation = source.preparation(config["dataset"])
     run = Run(
         config=_with_defaults({**config, "is_reg": regression}, strategy, subset),
         strategy=strategy,
         privacy=privacy,
         subset=subset,
         mechanism=mechanism,
-        epochs=epochs,
-        batch_size=batch_size,
-        learning_rate=learning_rate,
+        epochs=config["train_args"]["num_epochs"],
+        batch_size=None if config["dataloader"]["batch_size"] == AUTO else config["dataloader"]["batch_size"],
+        learning_rate=None if config["optimizer"]["lr"] == AUTO else float(config["optimizer"]["lr"]),
         seed=config["train_args"].get("seed"),
-        unused=_unused_keys(config, strategy, mechanism) if strategy.private else (),
-        notes=tuple(notes),
-        preparation=source.preparation(config["dataset"]) if strategy.private and source is not None else None,
+        unused=unused,
+        notes=tuple(_notes(given, config, strategy, subset)),
+        preparation=preparation,
     )
-    _check_publishing(run)
-    if plan:
-        _ = run.device  # refuses one that there is not
-        folder("train_args.results_dir", run.config["train_args"]["results_dir"])
-        folder("ckpt.dir", run.config["ckpt"]["dir"])
-    if plan and not own_data and strategy.private and (sizes := known_sizes(config)) is not None:
-        run.plan(*sizes)  # batch size, delta and selection rules depend on n
-    return run
+    with problems.noted():
+        _check_publishing(run)
+    return run, problems
 
 
-def _find_keys_of_source(config: Mapping[str, Any]) -> None:
-    """Let the source of the records, if there is one, say which keys its section may have."""
-    section = config.get("dataset")
-    find_source(section.get("name") if isinstance(section, Mapping) else None)
+def _readable(given: Mapping[str, Any], problems: Problems) -> tuple[dict[str, Any], Strategy]:
+    """Return the part of a config that can be read: known keys with sound values, stand-ins for what must be there."""
+    section = given.get("dataset")
+    find_source(section.get("name") if isinstance(section, Mapping) else None)  # it says which keys the section has
+    for name, value in given.items():
+        empty = isinstance(value, Mapping) and not value  # a DotMap makes one of every name that is read
+        if name not in {*TOP_LEVEL, *KEYS, *DEAD_SECTIONS} and not empty:
+            problems.note(ConfigError(name, value, suggest(name, {*TOP_LEVEL, *KEYS})))
+        elif name in KEYS and not isinstance(value, Mapping):
+            problems.note(ConfigError(name, value, "this is a section: write it as dict(...)"))
+    config = {name: value for name, value in given.items() if name in TOP_LEVEL}
+    with problems.noted():
+        check_keys("", config, TOP_LEVEL)
+    config = {name: value for name, value in config.items() if not problems.about(name)}
+    sections = {name: given[name] for name in KEYS if isinstance(given.get(name), Mapping)}
+    strategy = _strategy(sections.get("dss_args", {}), problems)
+    for name, values in sections.items():
+        keys = dict(section_keys(name, values))
+        if name == "dss_args":
+            others = mechanism_keys() if strategy.private else values.keys()  # CORDS checks its strategies' own
+            keys = {**dict.fromkeys(others, Key(anything)), **keys}
+        config[name] = _sound(name, values, keys, problems)
+    for name in _REQUIRED:
+        if not sections.get(name):
+            problems.note(ConfigError(name, None, "this section is missing; see configs/ for complete examples"))
+    for name in (*_REQUIRED, *(["privacy"] if strategy.private else [])):
+        config[name] = _complete(name, config.get(name) or {}, strategy, problems)
+    return config, strategy
+
+
+def _strategy(section: Mapping[str, Any], problems: Problems) -> Strategy:
+    """The strategy of this name; for a name that there is not, one that looks like it."""
+    name = section.get("type")
+    with problems.noted():
+        if section:
+            return get_strategy(name)
+    return get_strategy(next(iter(difflib.get_close_matches(str(name), strategy_names(), 1, 0.5)), "RandomDP"))
+
+
+def _sound(name: str, values: Mapping[str, Any], keys: Mapping[str, Key], problems: Problems) -> dict[str, Any]:
+    for key in (key for key in values if key not in keys):
+        problems.note(ConfigError(f"{name}.{key}", values[key], suggest(key, keys)))
+    with problems.noted():
+        check_keys(name, values, keys)
+    return {key: value for key, value in values.items() if not problems.about(f"{name}.{key}")}
+
+
+def _complete(name: str, values: Mapping[str, Any], strategy: Strategy, problems: Problems) -> dict[str, Any]:
+    """The section with a stand-in for each required key that is not there, which is a problem."""
+    stand_ins = _STAND_INS.get(name, {})
+    if name == "dss_args" and (strategy.uses_all or not strategy.private):
+        return dict(values)  # the share of the records is left to the strategy
+    missing = [key for key in stand_ins if values.get(key) is None]
+    for key in missing:
+        with problems.noted():
+            if (name, key) in _ADVICE:
+                raise ConfigError(f"{name}.{key}", None, _ADVICE[name, key])
+            KEYS[name][key].check(f"{name}.{key}", None)
+    return {**values, **{key: stand_ins[key] for key in missing}}
+
+
+_ADVICE = {
+    ("privacy", "epsilon"): "a private strategy needs a budget: privacy=dict(epsilon=3.0)",
+    ("dss_args", "fraction"): "say which share of the data to train on, e.g. 0.1",
+}
+
+
+def _given(section: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in section.items() if value is not None}
+
+
+def _subset(config: Mapping[str, Any]) -> SubsetSettings:
+    names = keys_of(SubsetSettings)
+    return SubsetSettings(**{key: value for key, value in _given(config["dss_args"]).items() if key in names})
+
+
+def _check_subset(config: Mapping[str, Any], subset: SubsetSettings, strategy: Strategy) -> None:
+    if subset.compute_fraction != 1 and not strategy.uses_all:
+        fix = "only FullDP takes it: use dss_args.fraction"
+        raise ConfigError("dss_args.compute_fraction", subset.compute_fraction, fix)
+    if subset.secret_subset and (config.get("ckpt") or {}).get("is_load"):
+        raise ConfigError("ckpt.is_load", True, "a run on a secret subset cannot be resumed: no file holds the subset")
+
+
+def _check_automatic(config: Mapping[str, Any], strategy: Strategy) -> None:
+    for section, key in (("dataloader", "batch_size"), ("optimizer", "lr")):
+        if config[section][key] == AUTO and not strategy.private:
+            fix = "follows the privacy plan, which only private strategies have; give a number"
+            raise ConfigError(f"{section}.{key}", AUTO, fix)
+
+
+def _notes(
+    given: Mapping[str, Any], config: Mapping[str, Any], strategy: Strategy, subset: SubsetSettings
+) -> Iterator[str]:
+    """What of a config is not used, although CORDS or a reader might expect it."""
+    for name, meant in DEAD_SECTIONS.items():
+        if given.get(name):
+            yield f"CORDS reads no section {name!r}: set what is in it in {meant!r}."
+    loss, flagged = config["loss"]["type"], config.get("is_reg")
+    if flagged is not None and flagged != (loss == "MeanSquaredLoss"):
+        kind = "a classifier" if flagged else "a regression"
+        yield f"is_reg = {flagged} is not used: loss.type = {loss!r} trains {kind}."
+    if strategy.uses_all and subset.fraction != 1:
+        yield (
+            f"dss_args.fraction = {subset.fraction:g} has no effect: {strategy.name} trains on all records. RandomDP "
+            "trains on a share of them; dss_args.compute_fraction takes fewer steps."
+        )
 
 
 def _check_metrics(section: Mapping[str, Any]) -> None:
@@ -204,22 +336,13 @@ def _check_metrics(section: Mapping[str, Any]) -> None:
             list_of(f"train_args.{key}", section[key], partial(one_of, choices=LABELS), empty=True)
 
 
-def _without_dead_sections(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
-    """The config less the sections that CORDS does not read either, and a note on each that holds something."""
-    kept = {key: value for key, value in config.items() if key in KEYS or key in TOP_LEVEL}
-    dead = [key for key in config if key in DEAD_SECTIONS and config[key]]
-    return kept, [f"CORDS reads no section {key!r}: set what is in it in {DEAD_SECTIONS[key]!r}." for key in dead]
-
-
-def _check_loss(config: Mapping[str, Any], strategy: Strategy, *, own_data: bool) -> bool:
-    """Is this a regression? The loss decides."""
-    loss = config["loss"].get("type")
-    if loss not in ("CrossEntropyLoss", "MeanSquaredLoss"):
-        raise ConfigError("loss.type", loss, "must be CrossEntropyLoss or MeanSquaredLoss")
+def _check_loss(config: Mapping[str, Any], strategy: Strategy, *, own_data: bool) -> None:
+    """Refuse a loss that does not go with the data's target or with the strategy."""
+    loss = config["loss"]["type"]
     if loss == "CrossEntropyLoss":
         if not own_data and (facts := public_facts(config)) is not None and not facts.classes:
             raise ConfigError("loss.type", loss, f"the target of {dataset_name(config)} is a number: MeanSquaredLoss")
-        return False
+        return
     if strategy.private and not own_data and has_classes(config):
         raise ConfigError("loss.type", loss, f"the labels of {dataset_name(config)} are classes: CrossEntropyLoss")
     if strategy.private and strategy.selects:
@@ -228,21 +351,23 @@ def _check_loss(config: Mapping[str, Any], strategy: Strategy, *, own_data: bool
             strategy.name,
             "none of its mechanisms is proved for a regression, which has no classes; use RandomDP or FullDP",
         )
-    return True
 
 
 def _unused_keys(config: Mapping[str, Any], strategy: Strategy, mechanism: Mechanism | None) -> tuple[str, ...]:
     """Return CORDS' keys that this run does not use. A key of ours that it does not use is an error."""
     used = mechanism.own_keys() if mechanism else frozenset()
     dss_args = {key: value for key, value in config["dss_args"].items() if value is not None}
-    extra = [key for key in dss_args if key not in {*used, *_OWN_KEYS} or (key == "mechanism" and mechanism is None)]
+    common = {key for key in COMMON_STRATEGY_KEYS if key != "mechanism" or mechanism is not None}
+    extra = [key for key in dss_args if key not in {*used, *common}]
     extra += [key for key in sorted(used) if key in dss_args and dss_args[key] != getattr(mechanism, key)]
     wanted = mechanism.privacy_keys if mechanism else frozenset()
     privacy = {key: value for key, value in config["privacy"].items() if value is not None}
     ours = [("dss_args", key, dss_args[key]) for key in extra if key not in CORDS_STRATEGY_KEYS]
     ours += [("privacy", key, privacy[key]) for key in privacy if key in SELECTION_PRIVACY_KEYS - wanted]
+    problems = Problems()
     for section, key, value in ours:
-        raise ConfigError(f"{section}.{key}", value, _who_uses(section, key, strategy, mechanism))
+        problems.note(ConfigError(f"{section}.{key}", value, _who_uses(section, key, strategy, mechanism)))
+    problems.refuse()
     if mechanism is None:  # it does not select at all, so CORDS' keys about selecting need no mention
         return ("dss_args.fraction",) if strategy.uses_all and dss_args.get("fraction", 1) != 1 else ()
     return tuple(f"dss_args.{key}" for key in extra)
@@ -276,25 +401,12 @@ def _check_publishing(run: Run) -> None:
 
 
 def _with_defaults(config: Mapping[str, Any], strategy: Strategy, subset: SubsetSettings) -> Mapping[str, Any]:
-    """Values that CORDS' constructor reads and a short config leaves out."""
-    defaults: dict[str, dict[str, Any]] = {
-        "dss_args": {"select_every": subset.select_every, "kappa": subset.kappa},
-        "ckpt": {"is_load": False, "is_save": False, "dir": "results/", "save_every": 1},
-        "train_args": {"results_dir": "results/", "run": 1, "print_every": 1},
-        "dataset": {"name": "custom"},
-        "scheduler": {},
-    }
-    if strategy.uses_all:
-        defaults["dss_args"]["fraction"] = 1.0
-    top = {"setting": "SL", "is_reg": False}
-    sections = {name: _over(values, config.get(name) or {}) for name, values in defaults.items()}
-    return frozen_copy({**config, **_over(top, {key: config.get(key) for key in top}), **sections})
-
-
-def _over(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """``given``, and the defaults of what it leaves out; None counts as left out."""
-    missing = {key: value for key, value in defaults.items() if given.get(key) is None}
-    return {**given, **missing}
+    """The config as CORDS' constructor reads it, with the values that a short one leaves out."""
+    usual = {"select_every": subset.select_every, "kappa": subset.kappa}
+    usual |= {"fraction": 1.0} if strategy.uses_all else {}
+    section = config["dss_args"]
+    missing = {key: value for key, value in usual.items() if section.get(key) is None}
+    return frozen_copy({**with_defaults(config), "dss_args": {**section, **missing}})
 
 
 def _device(name: Any) -> str:

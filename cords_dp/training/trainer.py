@@ -88,12 +88,16 @@ class TrainClassifier(cords.TrainClassifier):
     _rows: RowLogger
     _measuring: Measuring
 
-    def __init__(self, config_file_data: DotMap | Mapping[str, Any] | str | PathLike[str]):
+    def __init__(self, config_file_data: Run | DotMap | Mapping[str, Any] | str | PathLike[str]):
         given = config_file_data
         if isinstance(given, (str, PathLike)):  # CORDS' older notebooks hand over the path of a config file
             given = load_config(Path(given))
-        self.cfg = given if isinstance(given, DotMap) else DotMap(given)
-        self.run = resolve(self.cfg, own_data=True, plan=False)  # mistakes show now; what counts is read by train()
+        self._resolved = given if isinstance(given, Run) else None
+        if isinstance(given, Run):
+            self.cfg, self.run = DotMap(thawed_copy(given.config)), given
+        else:  # CORDS' notebooks write to ``cfg`` before they call train(), which therefore reads it anew
+            self.cfg = given if isinstance(given, DotMap) else DotMap(given)
+            self.run = resolve(self.cfg, own_data=True, plan=False)
         self.world: World = current_world()
         self.logger = console_logger()
         self.logger.disabled = not self.world.main
@@ -165,7 +169,7 @@ class TrainClassifier(cords.TrainClassifier):
 
     def _begin(self, given: Splits | None) -> None:
         """Resolve the config, build the model and plan; only then open the log and read the data."""
-        run = self.run = resolve(self.cfg, own_data=given is not None)
+        run = self.run = self._resolved or resolve(self.cfg, own_data=given is not None)
         self._rows = row_logger(run.config["train_args"], main=self.world.main)
         facts = public_facts(run.config) if given is None else None
         if facts is not None:

@@ -113,9 +113,8 @@ def _checked_key(key: str) -> str:
     if key in _FIXED or not (section in _SECTIONS or key in _KEYS):
         known = ", ".join([*(f"{s}.*" for s in _SECTIONS), *sorted(_KEYS)])
         raise ConfigError("--search", key, f"is the same for all trials; what may be tuned is {known}")
-    keys = KEYS[section]
-    if section != "dss_args" and keys is not None and name not in keys:
-        raise ConfigError("--search", key, suggest(name, keys))
+    if section != "dss_args" and name not in KEYS[section]:
+        raise ConfigError("--search", key, suggest(name, KEYS[section]))
     return key
 
 

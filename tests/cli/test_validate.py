@@ -10,7 +10,9 @@ from conftest import REPOSITORY
 
 from cords_dp.cli import main
 from cords_dp.config import to_plain
+from cords_dp.errors import ConfigError
 from cords_dp.runs.validate import find_problems
+from cords_dp.training.resolve import resolve
 
 CONFIGS = REPOSITORY / "configs"
 
@@ -111,3 +113,12 @@ def test_sizes_that_a_config_does_not_tell(tmp_path, make_config, capsys):
     assert any("--n" in note for note in findings.notes)
     assert find_problems(cfg, (1000, 100)).plan is not None
     assert keys(find_problems(cfg, (30, 5))) == ["dataloader.batch_size"]
+
+
+def test_a_run_is_refused_once_for_all_problems(make_config):
+    """`resolve`, which every way to run goes through, tells the same as ``validate``."""
+    cfg = make_config("RandomDP", privacy={"epsilon": -2, "clipp": 3}, optimizer={"lr": "fast"})
+    with pytest.raises(ConfigError, match=r"^3 problems:\n1\. ") as caught:
+        resolve(cfg)
+    assert {problem.key for problem in caught.value.problems} == set(keys(find_problems(cfg)))
+    assert "did you mean 'clipping'" in str(caught.value)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import datetime
 import math
-from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,7 @@ import torch
 from dotmap import DotMap
 from hypothesis import strategies as st
 
-from cords_dp.config import PrivacySettings, SubsetSettings
 from cords_dp.config.keys import KEYS, TOP_LEVEL
-from cords_dp.config.settings import CORDS_STRATEGY_KEYS
 from cords_dp.planning.mechanism import mechanism_keys
 
 
@@ -28,12 +25,7 @@ class BadRepr:
 
 def keys_of(section: str) -> list[str]:
     """Every key that a section may have."""
-    if section == "privacy":
-        return [f.name for f in fields(PrivacySettings)]
-    if section == "dss_args":
-        own = {*mechanism_keys(), *CORDS_STRATEGY_KEYS, *(f.name for f in fields(SubsetSettings))}
-        return sorted({*(KEYS["dss_args"] or ()), *own})
-    return list(KEYS[section] or ())
+    return sorted({*KEYS[section], *(mechanism_keys() if section == "dss_args" else ())})
 
 
 ALL_KEYS = [(section, key) for section in KEYS for key in keys_of(section)]

@@ -17,10 +17,11 @@ from torch.utils.data import TensorDataset
 from cords_dp import cords as toolkit
 from cords_dp import load_model
 from cords_dp.accounting import TRAINING_DATA, Ledger
+from cords_dp.config.keys import OPTIMIZERS
 from cords_dp.errors import ConfigError, ModelUnavailableError
 from cords_dp.training.checkpoint import load_checkpoint
 from cords_dp.training.gradients.choose import Probe
-from cords_dp.training.optim import OPTIMIZERS, SCHEDULERS, planned_learning_rate
+from cords_dp.training.optim import SCHEDULERS, planned_learning_rate
 from cords_dp.training.resolve import resolve
 from cords_dp.training.strategies import register_strategy, strategy_names
 from cords_dp.training.trainer import TrainClassifier

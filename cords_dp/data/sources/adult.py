@@ -21,8 +21,7 @@ from typing import Any, ClassVar
 import numpy as np
 from filelock import FileLock
 
-from cords_dp.config.keys import Check
-from cords_dp.config.values import flag, folder, list_of, number, one_of, text, whole
+from cords_dp.config.values import Key, folder, list_of, number, one_of, text
 from cords_dp.data.arrays import Splits
 from cords_dp.data.sources.base import Facts, Source, check_split
 from cords_dp.data.sources.table.schema import Categorical, Schema, load_schema
@@ -44,21 +43,17 @@ _SHA256 = "38cd0f88de722d2276bc106910588e56feb1037dcf2a526fb0fec510f66d190b"
 class AdultSource(Source):
     """Adult's training file, split into D and V, and its test file.
 
-    validation_fraction, binning, cache: as for a table.
-
     Of the records in D whose ``cut_column`` is one of ``cut_values``, the share ``cut_share`` is kept, as if the data
     had been collected mostly from others; V and the test set stay as they are. (This makes the data of a study, as
     `datasets.imbalance` does.)
     """
 
     name: ClassVar[str] = "uci_adult"
-    keys: ClassVar[Mapping[str, Check]] = {
-        "validation_fraction": partial(number, low=0, high=1),
-        "binning": partial(whole, low=2, high=10_000),
-        "cache": flag,
-        "cut_column": partial(one_of, choices=COLUMNS),
-        "cut_values": partial(list_of, check=text),
-        "cut_share": partial(number, low=0, high=1, high_included=True),
+    keys: ClassVar[Mapping[str, Key]] = {
+        **{name: TableSource.keys[name] for name in ("validation_fraction", "binning", "cache")},
+        "cut_column": Key(partial(one_of, choices=COLUMNS), None, "the column by which records of D are cut"),
+        "cut_values": Key(partial(list_of, check=text), None, "values of `cut_column` whose records are cut"),
+        "cut_share": Key(partial(number, low=0, high=1, high_included=True), None, "which part of them is kept"),
     }
     _table = TableSource()
 

@@ -24,17 +24,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cords_dp.config.values import path
+from cords_dp.config.values import Key, path
 from cords_dp.data.arrays import Splits
 from cords_dp.data.images import PixelConstants
 from cords_dp.data.shards import Part, Share, kept, read_part
 from cords_dp.data.sources.base import Facts, Source, check_split, split_rows
 from cords_dp.data.store import (
+    CLASSES,
     IMAGE_KEYS,
     NO_CLASS,
     OWN_SPLIT_KEYS,
+    PATH,
     StoredRecords,
-    class_names,
     declared_classes,
     label_numbers,
     normalised,
@@ -86,9 +87,9 @@ class ArraySource(Source):
     keys = {
         **OWN_SPLIT_KEYS,
         **{key: IMAGE_KEYS[key] for key in ("mean", "std")},
-        "path": path,
-        "labels": path,
-        "classes": class_names,
+        "path": PATH,
+        "labels": Key(path, None, "the file of y, where `path` holds x alone"),
+        "classes": CLASSES,
     }
 
     def check(self, section: Mapping[str, Any], *, private: bool) -> None:

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from cords_dp.config.keys import SOURCE_KEYS, Check
-from cords_dp.config.values import flag, number, path
+from cords_dp.config.keys import SOURCE_KEYS
+from cords_dp.config.values import Check, Key, flag, number, path
 from cords_dp.data.images import PixelConstants
 from cords_dp.errors import ConfigError, DataError, MechanismError
 from cords_dp.planning.schedule import Preparation
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
 VALIDATION_FRACTION, TEST_FRACTION = 0.1, 0.2
 # Keys that say how records of one's own are split, for a source to take over into its `keys`.
-SPLIT_KEYS: Mapping[str, Check] = {
-    "validation_fraction": partial(number, low=0, high=1),
-    "test_fraction": partial(number, low=0, high=1),
-    "validation_path": path,
-    "test_path": path,
-    "cache": flag,
+SPLIT_KEYS: Mapping[str, Key] = {
+    "validation_fraction": Key(partial(number, low=0, high=1), None, "the share that becomes the validation set V"),
+    "test_fraction": Key(partial(number, low=0, high=1), None, "the share that becomes the test set, which is public"),
+    "validation_path": Key(path, None, "a file of its own for V"),
+    "test_path": Key(path, None, "a file of its own for the test set"),
+    "cache": Key(flag, None, "keep a compact copy below `datadir`, for its owner alone"),
 }
 
 
@@ -70,12 +70,13 @@ class Facts:
 class Source(ABC):
     """One kind of records.
 
-    name: the word in ``dataset.name``. keys: the keys of the section that it reads, each with its check; besides them
-    it is given ``name``, ``datadir``, ``feature`` and ``type``, as any dataset.
+    name: the word in ``dataset.name``. keys: the keys of the section that it reads, each a `Key` with its check and
+    meaning (a check alone will do); besides them it is given ``name``, ``datadir``, ``feature`` and ``type``, as
+    any dataset.
     """
 
     name: ClassVar[str]
-    keys: ClassVar[Mapping[str, Check]]
+    keys: ClassVar[Mapping[str, Key | Check]]
 
     @abstractmethod
     def check(self, section: Mapping[str, Any], *, private: bool) -> None:
@@ -165,7 +166,7 @@ def register_source(source: Source, *, force: bool = False) -> None:
     if source.name in _SOURCES and not force:
         raise MechanismError(f"there is a source {source.name!r} already; pass force=True to replace it")
     _SOURCES[source.name] = source
-    SOURCE_KEYS[source.name] = source.keys
+    SOURCE_KEYS[source.name] = {n: key if isinstance(key, Key) else Key(key) for n, key in source.keys.items()}
 
 
 def unregister_source(name: str) -> None:

@@ -21,9 +21,11 @@ from cords_dp.data.arrays import Splits
 from cords_dp.data.images import SUFFIXES, PixelConstants, decode_image, image_files
 from cords_dp.data.sources.base import Facts, Source, check_split
 from cords_dp.data.store import (
+    CLASSES,
     IMAGE_KEYS,
     NO_CLASS,
     OWN_SPLIT_KEYS,
+    PATH,
     StoredRecords,
     class_names,
     normalised,
@@ -74,7 +76,7 @@ class FolderSource(Source):
     """Images in folders."""
 
     name = "folder"
-    keys = {**OWN_SPLIT_KEYS, **IMAGE_KEYS, "path": path, "classes": class_names}
+    keys = {**OWN_SPLIT_KEYS, **IMAGE_KEYS, "path": PATH, "classes": CLASSES}
 
     def check(self, section: Mapping[str, Any], *, private: bool) -> None:
         self.facts(section)

@@ -18,17 +18,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cords_dp.config.values import list_of, path, text, whole
+from cords_dp.config.values import Key, list_of, path, text
 from cords_dp.data.arrays import Splits
 from cords_dp.data.images import PixelConstants, decode_image
 from cords_dp.data.sources.base import Facts, Source, check_split
 from cords_dp.data.sources.texts import TEXT_LENGTH, encode_texts
 from cords_dp.data.store import (
+    CLASSES,
     IMAGE_KEYS,
+    MAX_LENGTH,
     NO_CLASS,
     OWN_SPLIT_KEYS,
+    PATH,
+    TARGET,
+    TEXT,
     StoredRecords,
-    class_names,
     declared_classes,
     label_numbers,
     normalised,
@@ -110,13 +114,13 @@ class HubSource(Source):
     keys = {
         **{key: OWN_SPLIT_KEYS[key] for key in ("validation_fraction", "test_fraction")},
         **IMAGE_KEYS,
-        "path": path,
-        "image": text,
-        "text": text,
-        "columns": partial(list_of, check=text),
-        "target": text,
-        "classes": class_names,
-        "max_length": partial(whole, low=8, high=100_000),
+        "path": PATH,
+        "image": Key(text, None, "the column of images"),
+        "text": TEXT,
+        "columns": Key(partial(list_of, check=text), None, "columns of numbers"),
+        "target": TARGET,
+        "classes": CLASSES,
+        "max_length": MAX_LENGTH,
     }
 
     def check(self, section: Mapping[str, Any], *, private: bool) -> None:

@@ -20,7 +20,6 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +28,18 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from cords_dp.config.values import path, text, whole
+from cords_dp.config.values import path
 from cords_dp.data.arrays import Splits
 from cords_dp.data.sources.base import Facts, Source, check_split
 from cords_dp.data.store import (
+    CLASSES,
+    MAX_LENGTH,
     NO_CLASS,
     OWN_SPLIT_KEYS,
+    PATH,
+    TARGET,
+    TEXT,
     StoredRecords,
-    class_names,
     declared_classes,
     label_numbers,
     refuse_empty,
@@ -84,11 +87,11 @@ class TextSource(Source):
     name = "text"
     keys = {
         **OWN_SPLIT_KEYS,
-        "path": path,
-        "text": text,
-        "target": text,
-        "classes": class_names,
-        "max_length": partial(whole, low=8, high=100_000),
+        "path": PATH,
+        "text": TEXT,
+        "target": TARGET,
+        "classes": CLASSES,
+        "max_length": MAX_LENGTH,
     }
 
     def check(self, section: Mapping[str, Any], *, private: bool) -> None:

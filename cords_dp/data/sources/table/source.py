@@ -11,8 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from cords_dp.config.keys import Check
-from cords_dp.config.values import folder, one_of, path, text, whole
+from cords_dp.config.values import Key, folder, one_of, path, text, whole
 from cords_dp.data.arrays import Splits
 from cords_dp.data.shards import Part, Share, kept, read_part
 from cords_dp.data.sources.base import SPLIT_KEYS, Facts, Rows, Source, check_split, split_rows
@@ -37,23 +36,24 @@ def _schema(key: str, value: Any) -> Any:
 
 
 class TableSource(Source):
-    """Rows of a table as vectors of length at most 1 (`table.encoding`).
-
-    path: the file. target: the column to predict. schema: a YAML file or a dict. binning: bins of numeric columns for
-    which the schema has none. scaling: "range" brings numbers to [−1, 1] by their public range; "private" then centres
-    them by means and spreads that are released and paid for (`table.scaling`). delimiter: of a CSV file. cache: keep a
-    compact copy below ``datadir``.
-    """
+    """Rows of a table as vectors of length at most 1 (`table.encoding`)."""
 
     name: ClassVar[str] = "table"
-    keys: ClassVar[Mapping[str, Check]] = {
+    keys: ClassVar[Mapping[str, Key]] = {
         **SPLIT_KEYS,
-        "path": path,
-        "target": text,
-        "schema": _schema,
-        "binning": partial(whole, low=2, high=10_000),
-        "scaling": partial(one_of, choices=("range", "private")),
-        "delimiter": partial(one_of, choices=_DELIMITERS),
+        "path": Key(path, None, "the file"),
+        "target": Key(text, None, "the column to predict"),
+        "schema": Key(_schema, None, "a YAML file or a dict"),
+        "binning": Key(
+            partial(whole, low=2, high=10_000), None, "bins of numeric columns for which the schema has none"
+        ),
+        "scaling": Key(
+            partial(one_of, choices=("range", "private")),
+            None,
+            '"range" brings numbers to [−1, 1] by their public range; "private" then centres them by means and spreads '
+            "that are released and paid for (`table.scaling`)",
+        ),
+        "delimiter": Key(partial(one_of, choices=_DELIMITERS), None, "of a CSV file"),
     }
 
     def check(self, section: Mapping[str, Any], *, private: bool) -> None:
