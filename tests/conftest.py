@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,11 @@ settings.load_profile("cords_dp")
 os.environ["CORDS_DP_CACHE"] = "off"  # no test may pass, or be quick, because of what another run left behind
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+BROWSER = os.environ.get("CORDS_DP_BROWSER") or shutil.which("chromium") or shutil.which("google-chrome")
+needs_browser = pytest.mark.skipif(
+    BROWSER is None, reason="no browser: install chromium, or name one in CORDS_DP_BROWSER"
+)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from cords_dp import cords as toolkit
 from cords_dp.config.presets import merge_into
@@ -21,6 +22,10 @@ def checkout() -> Path | None:
     named = os.environ.get("CORDS_CHECKOUT")
     found = Path(named).expanduser() if named else toolkit.cords_root if toolkit.IS_CHECKOUT else None
     return found if found is not None and (found / "configs" / "SL").is_dir() else None
+
+
+CHECKOUT = checkout()
+needs_checkout = pytest.mark.skipif(CHECKOUT is None, reason="no checkout of CORDS")
 
 
 def cords_config(name: str, **changes: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cords_style import checkout, cords_config, regression_config, text_config
+from cords_style import CHECKOUT, cords_config, needs_checkout, regression_config, text_config
 from dotmap import DotMap
 
 from cords_dp.cli import main
@@ -18,7 +18,6 @@ from cords_dp.errors import ConfigError, ConfigFileError
 from cords_dp.runs.validate import STRATEGIES, config_files, conversion_text, convert
 from cords_dp.training.resolve import resolve
 
-CHECKOUT = checkout()
 FILES = config_files([CHECKOUT / "configs" / "SL"]) if CHECKOUT else []
 REGRESSIONS = ("boston", "cadata", "lawschool")
 
@@ -72,7 +71,8 @@ def test_regression_sets_are_refused_for_their_own_reason_and_taken_from_the_use
         assert resolve(swapped(config, strategy), own_data=True, plan=False).regression
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+@needs_checkout
+@pytest.mark.parametrize("path", FILES or [None], ids=lambda path: path.stem if path else "none")
 def test_every_config_of_a_checkout_is_accepted_or_refused_for_a_reason(path):
     regression = any(name in path.stem.lower() for name in REGRESSIONS)
     for verdict in convert([path]):
@@ -81,7 +81,7 @@ def test_every_config_of_a_checkout_is_accepted_or_refused_for_a_reason(path):
         assert not verdict.refusal, verdict
 
 
-@pytest.mark.skipif(not FILES, reason="no checkout of CORDS")
+@needs_checkout
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_nearly_all_of_a_checkout_can_be_made_private(strategy):
     verdicts = convert(FILES, [strategy])

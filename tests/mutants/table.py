@@ -37,7 +37,7 @@ PADDING, LOSSES, WANDB = (
     "training/test_weights_and_biases.py::",
 )
 TRAINER, SEEDING = "training/test_trainer.py::", "noise/test_seeding.py::"
-MECHANISM, BAD_DATA = "planning/test_mechanism.py::", "rough/test_bad_data.py::"
+MECHANISM, BAD_DATA = "planning/test_mechanism.py::", "faults/test_bad_data.py::"
 ACCOUNT, ACCOUNTS = "accounting/test_account.py::", "training/test_accounts.py::"
 KILLERS, REPLAY = "mutants/test_killers.py::", "replay/test_replay.py::"
 PLAN, LEDGER, JOURNAL = "planning/test_plan.py::", "accounting/test_ledger.py::", "accounting/test_journal.py::"

@@ -5,13 +5,12 @@ from __future__ import annotations
 import html
 import json
 import math
-import os
 import re
-import shutil
 import subprocess
 
 import numpy as np
 import pytest
+from conftest import BROWSER, needs_browser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,7 +31,6 @@ from cords_dp.report.budget_page import (
 from cords_dp.report.plots import budget_figure
 from cords_dp.selection.align import Align
 
-BROWSER = os.environ.get("CORDS_DP_BROWSER") or shutil.which("chromium") or shutil.which("google-chrome")
 AXES = tuple(
     tuple(map(math.log, axis)) for axis in ((0.5, 1, 2, 4, 8), (0.004, 0.02, 0.1, 0.4, 1), (10, 40, 200, 1000))
 )
@@ -124,9 +122,7 @@ document.getElementById("answers").textContent = JSON.stringify({answers, wide, 
 </script>"""
 
 
-@pytest.mark.skipif(
-    BROWSER is None, reason="no chromium here (or its path in CORDS_DP_BROWSER): the page is not opened"
-)
+@needs_browser
 @pytest.mark.parametrize("width", [390, 1280])
 def test_the_page_in_a_browser(budget, grid, tmp_path, monkeypatch, width):
     """Sliders are moved: what is shown is what Python interpolates; no script error, nothing wider than the window."""

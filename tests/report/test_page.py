@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -12,6 +11,7 @@ import subprocess
 import pandas as pd
 import pytest
 import torch
+from conftest import BROWSER, needs_browser
 from dotmap import DotMap
 
 from cords_dp.config import config_for
@@ -20,7 +20,6 @@ from cords_dp.runs.run import released_draws, run_experiment
 from cords_dp.selection.align import Align
 from cords_dp.selection.match import Match
 
-BROWSER = os.environ.get("CORDS_DP_BROWSER") or shutil.which("chromium") or shutil.which("google-chrome")
 # Looks at the page in frames of two widths, clicks a heading, and writes what it saw into the document.
 PROBE = """
 <script>
@@ -140,7 +139,7 @@ def test_cells_are_escaped_and_aligned():
     assert table.count("class='number'") == 6
 
 
-@pytest.mark.skipif(BROWSER is None, reason="no browser: install chromium, or name one in CORDS_DP_BROWSER")
+@needs_browser
 def test_in_a_browser_nothing_fails_and_nothing_overflows(run, tmp_path):
     page = write_page(run).read_text().replace("<style>", WATCH + "<style>", 1)
     frames = "".join(

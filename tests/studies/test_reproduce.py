@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 import json
 import re
-import shutil
 import subprocess
 
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import BROWSER, needs_browser
 from dotmap import DotMap
 
 from cords_dp.cli import main
@@ -235,17 +235,15 @@ def test_text_from_files_is_escaped(tmp_path):
     assert "a &lt; b" in page
 
 
+@needs_browser
 def test_the_page_opens_in_a_real_browser(reproduced, tmp_path):
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
-    if browser is None:
-        pytest.skip("no chromium on this machine: `apt install chromium` to see the page opened")
     options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
     address = (reproduced / "report.html").as_uri()
     shot = tmp_path / "page.png"
-    command = [browser, *options, "--window-size=1100,2400", f"--screenshot={shot}", address]
+    command = [BROWSER, *options, "--window-size=1100,2400", f"--screenshot={shot}", address]
     subprocess.run(command, capture_output=True, timeout=120, check=True)
     assert shot.stat().st_size > 20_000
-    dump = [browser, *options, "--dump-dom", address]
+    dump = [BROWSER, *options, "--dump-dom", address]
     dom = subprocess.run(dump, capture_output=True, text=True, timeout=120, check=True).stdout
     assert "results</h1>" in dom
     assert dom.count("<img") == 5

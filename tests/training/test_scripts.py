@@ -9,7 +9,7 @@ import re
 
 import numpy as np
 import pytest
-from cords_style import checkout, cords_config
+from cords_style import CHECKOUT, cords_config, needs_checkout
 from dotmap import DotMap
 from torch import nn
 
@@ -17,9 +17,6 @@ from cords_dp import TrainClassifier
 from cords_dp import cords as toolkit
 from cords_dp.data.published import DATASETS, DatasetInfo
 from cords_dp.errors import ConfigError, ConfigFileError
-
-CHECKOUT = checkout()
-needs_checkout = pytest.mark.skipif(CHECKOUT is None, reason="no checkout of CORDS")
 
 
 class TinyNet(nn.Module):
@@ -248,7 +245,8 @@ def test_every_cell_of_cords_benchmark(small_cifar, capsys):
     assert "no section 'dss_strategy'" in capsys.readouterr().out
 
 
-@pytest.mark.skipif(CHECKOUT is None or toolkit.IS_CHECKOUT, reason="an older notebook than a checkout's loaders")
+@needs_checkout
+@pytest.mark.skipif(toolkit.IS_CHECKOUT, reason="the imported checkout of CORDS has newer loaders than its notebook")
 def test_cords_custom_loop_runs_once_cords_dp_is_imported(small_cifar, monkeypatch):
     """Without privacy, as it is: CORDS' imports of what no longer exists are mended by ours."""
     from cords_dp.data.build import build_dataset

@@ -6,9 +6,9 @@ import math
 
 import pytest
 from dotmap import DotMap
+from faults.mutations import ALL_KEYS, ODD_VALUES, mutated, mutations
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rough.mutations import ALL_KEYS, ODD_VALUES, mutated, mutations
 
 from cords_dp.config import load_config
 from cords_dp.config.presets import config_for

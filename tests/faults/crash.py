@@ -1,6 +1,6 @@
 """Runs that are killed with SIGKILL again and again, and resumed until they end.
 
-``python tests/rough/crash.py --case match --kills 10 --seed 0`` prints one JSON line per run. Each attempt is a forked
+``python tests/faults/crash.py --case match --kills 10 --seed 0`` prints one JSON line per run. Each attempt is a forked
 child that calls the command line's own entry; this process has imported everything before, so that a hundred attempts
 take minutes. A child is killed from here at a random time, or kills itself at the n-th call of a function of the
 package (`MOMENTS`), before it, after it or in the middle of its write. The package itself knows nothing of this.

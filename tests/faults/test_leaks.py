@@ -29,6 +29,8 @@ CASES = [("FullDP", None), ("RandomDP", None), *(("GLISTERDP", mechanism) for me
 SOME = [
     case if case[1] in ("align", "match", "top_k") else pytest.param(*case, marks=pytest.mark.slow) for case in CASES
 ]
+# a subset drawn without looking need not hold the marked record
+BREAKING = [case for case, (strategy, _) in zip(SOME, CASES, strict=True) if strategy != "RandomDP"]
 ARRAY = re.compile(r"\[\s*-?\d+(?:\.\d+)?(?:[,\s]+-?\d+(?:\.\d+)?){3,}")  # four numbers in a row: a list of something
 
 
@@ -218,13 +220,11 @@ def test_the_report_and_the_page_tell_nothing(make_config, tmp_path, watch, caps
     check_everything(tmp_path, watch, capsys, subset_public=public_subset(strategy, mechanism))
 
 
-@pytest.mark.parametrize(("strategy", "mechanism"), SOME, ids=[m or s for s, m in CASES])
+@pytest.mark.parametrize(("strategy", "mechanism"), BREAKING, ids=lambda value: value or "-")
 @pytest.mark.parametrize("model", ["FragileNet", "InterruptingNet"])
 def test_a_run_that_breaks_on_a_marked_record(make_config, tmp_path, watch, capsys, strategy, mechanism, model):
     """Long enough for the marked record to be drawn; selection reads it at once."""
     error = KeyboardInterrupt if model == "InterruptingNet" else RuntimeError
-    if strategy == "RandomDP":
-        pytest.skip("the marked record need not be in the subset")
     _, caught = run_marked(make_config, tmp_path, strategy, mechanism, model=model, epochs=12, error=error)
     chain, one = [], caught.value
     while one is not None:
