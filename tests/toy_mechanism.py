@@ -16,7 +16,7 @@ class Toy(Mechanism):
 
     name: ClassVar[str] = "toy"
     summary: ClassVar[str] = "one noisy count of labels"
-    suits_whom: ClassVar[str] = "whoever reads this test"
+    use_case: ClassVar[str] = "the example of these tests"
     colour: str = "blue"
 
     @property

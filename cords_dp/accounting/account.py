@@ -178,8 +178,8 @@ class Account:
         data = self._described(holdings)
         rows = [["run", "last changed", "state", "used so far", "events"]]
         for run in data["runs"]:
-            words = holdings[run["run"]].words()
-            rows.append([run["run"], run["date"], run["state"], f"{run['share_so_far']:.1%}", words])
+            events = holdings[run["run"]].describe()
+            rows.append([run["run"], run["date"], run["state"], f"{run['share_so_far']:.1%}", events])
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
         lines = ["  ".join([*map(str.ljust, row, widths), row[4]]) for row in rows]
         head = f"{self.path.name}: {self._total()} for all runs together, {_PROVISO[self.adaptive]}."
@@ -337,9 +337,9 @@ class Holding:
         except (KeyError, TypeError) as error:
             raise AccountingError(f"not a holding of an account: {data!r}") from error
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """The events, for people: "D: 40 × poisson_gaussian(sigma=2, rate=0.1)"."""
-        return "; ".join(f"{entry.dataset}: {_words(entry.event)}" for entry in self.entries)
+        return "; ".join(f"{entry.dataset}: {_describe_event(entry.event)}" for entry in self.entries)
 
 
 def larger(held: Sequence[Entry], wanted: Sequence[Entry]) -> tuple[Entry, ...]:
@@ -372,6 +372,6 @@ def paid_events(holdings: Iterable[Holding]) -> list[Event]:
     return events
 
 
-def _words(event: Event) -> str:
+def _describe_event(event: Event) -> str:
     values = [f"{name}={value:g}" for name, value in event.parameters().items() if isinstance(value, float)]
     return f"{event.count} × {event.kind}" + (f"({', '.join(values)})" if values else "")

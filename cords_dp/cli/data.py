@@ -145,10 +145,10 @@ def data_check(args: argparse.Namespace) -> int:
 
 def _look(file: TableFile, schema: Schema, *, as_json: bool) -> int:
     """Show the owner what a run would make of the records. The answer is no where it could learn from none."""
-    from cords_dp.data.sources.table.owner import in_words, look_at
+    from cords_dp.data.sources.table.owner import describe_look, look_at
 
     look = look_at(file, schema)
-    print(json.dumps(look.facts(), indent=2, ensure_ascii=False) if as_json else in_words(look))
+    print(json.dumps(look.facts(), indent=2, ensure_ascii=False) if as_json else describe_look(look))
     return 0 if look.labelled else 1
 
 

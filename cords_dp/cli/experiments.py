@@ -64,7 +64,7 @@ def _add_reproduce(commands: Any) -> None:
     parser = add_command(
         commands,
         "reproduce",
-        reproduce,
+        reproduce_command,
         "repeat an experiment of the paper, or all of them",
         "reproduce all",
         "reproduce synthetic --preset cpu --seeds 3",
@@ -119,7 +119,7 @@ def sweep(args: argparse.Namespace) -> int:
     return _tell_failures(result.failures, out)
 
 
-def reproduce(args: argparse.Namespace) -> int:
+def reproduce_command(args: argparse.Namespace) -> int:
     from cords_dp.report.page import write_page
     from cords_dp.studies.catalogue import EXPERIMENTS, PRESETS, Choice, experiment_jobs
     from cords_dp.studies.reproduce import reproduce

@@ -36,7 +36,7 @@ def add_commands(commands: Any) -> None:
     tuning = add_command(
         commands,
         "tune",
-        tune,
+        tune_command,
         "try random settings privately and keep the best model, within one budget",
         "tune --config configs/full_dp_mnist.py --search 'optimizer.lr=loguniform(0.01, 1)' --trials 10",
     )
@@ -133,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def tune(args: argparse.Namespace) -> int:
+def tune_command(args: argparse.Namespace) -> int:
     from cords_dp.tuning.tune import tune
 
     result = tune(

@@ -255,7 +255,7 @@ def _plan_text(budget: Budget) -> str:
             "budget",
             f"epsilon = {plan.privacy.epsilon:g}, delta = {plan.delta:.3g}, {plan.privacy.composition} composition",
         ),
-        ("training", f"{shape.steps_in_words}, sigma = {plan.sigma:.4f}"),
+        ("training", f"{shape.steps_text}, sigma = {plan.sigma:.4f}"),
     ]
     if plan.preparation is not None:
         rows.append(("preparation", f"{plan.preparation.name}, released once, sigma = {plan.preparation_noise:.4f}"))
@@ -263,7 +263,7 @@ def _plan_text(budget: Budget) -> str:
         options = ", ".join(f"{b.concentration:g}: rate {b.rate:.5f}, sigma {b.sigma:.4f}" for b in plan.branches)
         rows.append(("branches", f"{shape.branched_steps} of these steps at one concentration of {options}"))
     if plan.mechanism is not None and plan.selection_noise is not None:
-        rows += plan.mechanism.in_words(plan.selection_noise, plan.privacy, shape.sizes, shape.rounds)
+        rows += plan.mechanism.describe(plan.selection_noise, plan.privacy, shape.sizes, shape.rounds)
     rows += _validation_row(plan)
     for phase, bound in cost.phases.items():
         rows.append(

@@ -43,7 +43,7 @@ class Release:
 
     event: what it costs in one selection; None for a set that the user has declared public.
     sensitivity: how far one record can move it, in L2 norm (a score's own range for picks by score).
-    words: what it is and what its sensitivity means, for the privacy statement.
+    description: what it is and what its sensitivity means, for the privacy statement.
     own_score: of picks by the exponential mechanism: zeroing a record moves its own score and no other. Then picks of
         ε₀ have log-likelihood ratios of range ε₀/2, else ε₀.
     before_training: it is no selection's, but released once, before the first step (`planning.preparation`).
@@ -53,7 +53,7 @@ class Release:
     dataset: str
     event: Event | None
     sensitivity: float
-    words: str
+    description: str
     own_score: bool = False
     before_training: bool = False
 
@@ -81,7 +81,7 @@ class Mechanism(ABC):
     ``looks: int = Key(whole, 3, "how many looks").field()``.
 
     name: the word in ``dss_args.mechanism``.
-    summary, suits_whom: what it costs and for whom it is, for the table in the docs.
+    summary, use_case: what it costs and when to use it, for the table in the docs.
     secret_pool: the pool is secret state of the training mechanism; otherwise it is released and paid for.
     default_split: the share of the budget left to training where the config does not say.
     privacy_keys: which of the keys in ``privacy`` that concern selection it uses.
@@ -94,7 +94,7 @@ class Mechanism(ABC):
 
     name: ClassVar[str]
     summary: ClassVar[str]
-    suits_whom: ClassVar[str]
+    use_case: ClassVar[str]
     secret_pool: ClassVar[bool] = False
     default_split: ClassVar[float] = 0.8
     privacy_keys: ClassVar[frozenset[str]] = frozenset({"split"})
@@ -172,13 +172,13 @@ class Mechanism(ABC):
         """
         return None
 
-    def in_words(self, noise: float, privacy: PrivacySettings, sizes: Sizes, rounds: int) -> list[tuple[str, str]]:
+    def describe(self, noise: float, privacy: PrivacySettings, sizes: Sizes, rounds: int) -> list[tuple[str, str]]:
         """Lines of the budget table about one run."""
         draws = sum(r.event.count for r in self.releases(SelectionNoise(noise, None), privacy, sizes) if r.event)
         text = f"{rounds} rounds by {self.name}, {rounds * draws} Gaussian releases, {self.noise_symbol} = {noise:.4f}"
         return [("selection", text)]
 
-    def price_in_words(self, price: Callable[[float], float], sizes: Sizes, rate: float) -> str:
+    def describe_price(self, price: Callable[[float], float], sizes: Sizes, rate: float) -> str:
         """What its sampling rate costs, where it is not B/k.
 
         ``price(q)``: by how much the training noise exceeds that of the same steps at rate q without selection.
@@ -266,7 +266,7 @@ def mechanism_table() -> list[dict[str, str]]:
         {
             "`dss_args.mechanism`": f"`{m.name}`" + (" (default)" if m.name == first else ""),
             "what it costs": m.summary,
-            "for whom": m.suits_whom,
+            "use case": m.use_case,
             "its keys": ", ".join(f"`{key}`" for key in sorted(m.own_keys())),
         }
         for m in registered_mechanisms()

@@ -150,7 +150,7 @@ class PrivacyPlan:
         if self.preparation_noise is None:
             raise MechanismError(f"the plan has no noise for {what.name!r}, which is released before training")
         event = gaussian(self.preparation_noise)
-        return (Release(what.name, TRAINING_DATA, event, what.sensitivity, what.words, before_training=True),)
+        return (Release(what.name, TRAINING_DATA, event, what.sensitivity, what.description, before_training=True),)
 
     def preparation_entries(self) -> tuple[Entry, ...]:
         return tuple(Entry(r.dataset, r.phase, r.event) for r in self.preparation_releases() if r.event is not None)

@@ -94,7 +94,7 @@ class Shape:
         return next(epoch.rate for epoch in reversed(self.epochs) if epoch.steps)
 
     @property
-    def steps_in_words(self) -> str:
+    def steps_text(self) -> str:
         """All steps with their sampling rates: "40 steps at sampling rate 0.10772"."""
         rates = dict.fromkeys(epoch.rate for epoch in self.epochs if epoch.steps)
         counts = {rate: sum(e.steps for e in self.epochs if e.rate == rate) for rate in rates}
@@ -152,12 +152,13 @@ PREPARATION = "preparation"  # the phase of its charge, and its name in the arch
 class Preparation:
     """One Gaussian release of a sum over all records of D, made once, before the first step.
 
-    sensitivity: the L2 norm that no record's part of the sum exceeds; a null record's part is zero. words: what the
-    sensitivity means, for the privacy statement. share: of ε that the release costs by itself; the noise of training is
-    calibrated so that the whole run keeps the budget.
+    sensitivity: the L2 norm that no record's part of the sum exceeds; a null record's part is zero.
+    description: what the sensitivity means, for the privacy statement.
+    share: the part of ε that the release costs by itself. Training's noise is calibrated so that the run as a whole
+        keeps the budget.
     """
 
     name: str
     sensitivity: float
-    words: str
+    description: str
     share: float = 0.1  # costs add up like squares: training then needs about 0.6 % more noise

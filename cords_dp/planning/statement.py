@@ -219,7 +219,7 @@ def price_sentence(plan: PrivacyPlan) -> str:
         "the same steps without them."
     )
     assert plan.mechanism is not None
-    more = plan.mechanism.price_in_words(
+    more = plan.mechanism.describe_price(
         lambda rate: price_of_selection(plan, rate=rate), plan.shape.sizes, plan.shape.rate
     )
     return f"{text} {more}".strip()
@@ -237,16 +237,16 @@ def mechanism_rows(plan: PrivacyPlan) -> list[dict[str, Any]]:
     rows: dict[tuple[str, str, str], int] = {}
 
     def add(phase: str, event: Event, words: str, times: int) -> None:
-        name, parameters, count = _event_in_words(event)
+        name, parameters, count = _describe_event(event)
         key = (phase, name, f"{parameters}, sensitivity: {words}")
         rows[key] = rows.get(key, 0) + times * count
 
     for release in plan.preparation_releases():
         if release.event is not None:
-            add(release.phase, release.event, release.words, 1)
+            add(release.phase, release.event, release.description, 1)
     for release in plan.releases() if plan.shape.rounds else ():
         if release.event is not None:
-            add(release.phase, release.event, release.words, plan.shape.rounds)
+            add(release.phase, release.event, release.description, plan.shape.rounds)
     for epoch in plan.shape.epochs:
         if epoch.steps and not epoch.branched:
             add(epoch.phase, plan.step_event(epoch), f"{plan.privacy.max_grad_norm:g} (clip norm)", 1)
@@ -262,7 +262,7 @@ def mechanism_rows(plan: PrivacyPlan) -> list[dict[str, Any]]:
     ]
 
 
-def _event_in_words(event: Event) -> tuple[str, str, int]:
+def _describe_event(event: Event) -> tuple[str, str, int]:
     fields = to_dict(event)
     kind, count = fields.pop("kind"), fields.pop("count", 1)
     parameters = ", ".join(f"{key} {value:.6g}" for key, value in fields.items() if isinstance(value, (int, float)))

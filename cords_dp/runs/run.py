@@ -70,7 +70,7 @@ class RunResult:
         else:
             lines.append(f"epsilon         {self.epsilon:.4f} of {self.epsilon_allowed:g}")
             lines.append(f"delta           {self.delta:.3g}")
-        training, selecting = _in_words(self.train_seconds), _in_words(self.selection_seconds)
+        training, selecting = _describe_seconds(self.train_seconds), _describe_seconds(self.selection_seconds)
         lines.append(f"seconds         {training} training, {selecting} selecting")
         lines.append(f"results in      {self.out}")
         if math.isfinite(self.epsilon_allowed):
@@ -78,7 +78,7 @@ class RunResult:
         return "\n".join(lines)
 
 
-def _in_words(seconds: float) -> str:
+def _describe_seconds(seconds: float) -> str:
     """Where the pool is secret seconds are whole ones, and 0 would read as if nothing had been done."""
     return f"{seconds:.1f}" if seconds >= 1 else "under 1"
 

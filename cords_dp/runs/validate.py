@@ -113,7 +113,7 @@ _SUFFIXES = (".py", ".yaml", ".yml")
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Conversion:
     """One config with one word. ``refusal``: why it cannot be used and what to do; empty where it can."""
 
     path: Path
@@ -129,32 +129,32 @@ def config_files(paths: Iterable[Path]) -> list[Path]:
 
 def convert(
     files: Iterable[Path], strategies: Sequence[str] = STRATEGIES, *, epsilon: float = 3.0, own_data: bool = False
-) -> list[Verdict]:
+) -> list[Conversion]:
     """Change ``dss_args.type`` of each config and add a budget; see whether a run could start. No data is read.
 
     ``own_data``: datasets will be handed to ``train``, whatever the config names.
     """
-    return [_verdict(path, name, epsilon, own_data) for name in strategies for path in files]
+    return [_convert_one(path, name, epsilon, own_data) for name in strategies for path in files]
 
 
-def _verdict(path: Path, strategy: str, epsilon: float, own_data: bool) -> Verdict:
+def _convert_one(path: Path, strategy: str, epsilon: float, own_data: bool) -> Conversion:
     try:
         changes = [f"dss_args.type={strategy}", f"privacy.epsilon={epsilon}"]
         resolve(load_config(path, changes), own_data=own_data, plan=False)
     except CordsDPError as error:
-        return Verdict(path, strategy, str(error))
-    return Verdict(path, strategy)
+        return Conversion(path, strategy, str(error))
+    return Conversion(path, strategy)
 
 
-def conversion_text(verdicts: Sequence[Verdict]) -> str:
+def conversion_text(conversions: Sequence[Conversion]) -> str:
     """A count for each word, and every reason once with the configs that it is about."""
     lines = []
-    for strategy in dict.fromkeys(v.strategy for v in verdicts):
-        own = [v for v in verdicts if v.strategy == strategy]
+    for strategy in dict.fromkeys(v.strategy for v in conversions):
+        own = [v for v in conversions if v.strategy == strategy]
         refused: dict[str, list[str]] = {}
-        for verdict in own:
-            if verdict.refusal:
-                refused.setdefault(verdict.refusal, []).append(verdict.path.name)
+        for one in own:
+            if one.refusal:
+                refused.setdefault(one.refusal, []).append(one.path.name)
         count = sum(len(names) for names in refused.values())
         lines.append(f"{strategy}: {len(own) - count} of {len(own)} accepted")
         for reason, names in refused.items():

@@ -70,7 +70,7 @@ class Align(Mechanism):
         "little: every step draws the kinds of records that the validation set asks for, inside the training "
         "mechanism; a few noisy tables of labels and predictions are released"
     )
-    suits_whom: ClassVar[str] = "whoever wants the model: shift, wrong labels, both or neither"
+    use_case: ClassVar[str] = "the released model: shift, wrong labels, both or neither"
     secret_pool: ClassVar[bool] = True
     default_split: ClassVar[float] = 0.9
     privacy_keys: ClassVar[frozenset[str]] = frozenset({"split", "validation_noise"})
@@ -131,7 +131,7 @@ class Align(Mechanism):
             Release(_VALIDATION, VALIDATION_DATA, on_v, 1.0, words),
         )
 
-    def price_in_words(self, price: Callable[[float], float], sizes: Sizes, rate: float) -> str:
+    def describe_price(self, price: Callable[[float], float], sizes: Sizes, rate: float) -> str:
         highest = self.concentrations(sizes)[-1]
         return (
             "That is the price where training and validation data do not differ: the draw is then uniform. Where they "

@@ -69,7 +69,7 @@ class Exponential(Mechanism):
 
     name: ClassVar[str] = "exponential"
     summary: ClassVar[str] = 'the paper\'s; every pick is paid for, unless `greedy="Frozen"`'
-    suits_whom: ClassVar[str] = "whoever reproduces the paper"
+    use_case: ClassVar[str] = "reproducing the paper"
     privacy_keys: ClassVar[frozenset[str]] = frozenset(
         {"split", "selection_composition", "selection_clip", "validation_clip", "validation_noise", "labels_public"}
     )
@@ -181,7 +181,7 @@ class Exponential(Mechanism):
             raise AccountingError("the paper's composition takes picks of one and the same epsilon0")
         return advanced_composition(ExponentialPicks(picks[0].epsilon0, sum(p.count for p in picks)), delta)
 
-    def in_words(self, noise: float, privacy: PrivacySettings, sizes: Sizes, rounds: int) -> list[tuple[str, str]]:
+    def describe(self, noise: float, privacy: PrivacySettings, sizes: Sizes, rounds: int) -> list[tuple[str, str]]:
         span = 2 * privacy.selection_clip * privacy.validation_clip  # scores lie in [−C_e·C_v, C_e·C_v]
         best = noise * span / (2 * self.score_sensitivity(privacy))
         odds = math.exp(best) if best < 50 else math.inf

@@ -81,7 +81,7 @@ class ClassWeights(_LabelMechanism):
 
     name: ClassVar[str] = "class_weights"
     summary: ClassVar[str] = "little: one noisy count of the labels; a uniform draw, records weighted by class"
-    suits_whom: ClassVar[str] = "comparisons: class-weighted DP-SGD"
+    use_case: ClassVar[str] = "comparisons: class-weighted DP-SGD"
 
     power: float = Key(
         partial(number, low=0, high=1, low_included=True, high_included=True),
@@ -105,7 +105,7 @@ class GroupRates(_LabelMechanism):
     summary: ClassVar[str] = (
         "little: one noisy count of the labels; rare classes are drawn more often and clipped shorter, at equal privacy"
     )
-    suits_whom: ClassVar[str] = "comparisons: per-group sampling rates and clip norms"
+    use_case: ClassVar[str] = "comparisons: per-group sampling rates and clip norms"
 
     def check(self, privacy: PrivacySettings, subset: SubsetSettings) -> None:
         if privacy.composition == "basic":

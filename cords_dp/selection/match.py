@@ -100,7 +100,7 @@ class Match(Mechanism):
         "little: every step draws records that together resemble the validation set, inside the training mechanism; "
         "one noisy sum and one noisy histogram are released"
     )
-    suits_whom: ClassVar[str] = "whoever wants the model"
+    use_case: ClassVar[str] = "the released model, by features"
     secret_pool: ClassVar[bool] = True
     default_split: ClassVar[float] = 0.9
     sharded: ClassVar[bool] = True
@@ -156,7 +156,7 @@ class Match(Mechanism):
             Release(_VALIDATION, VALIDATION_DATA, on_v, 1.0, "the sum of unit gradients; 1 (one unit gradient)"),
         )
 
-    def price_in_words(self, price: Callable[[float], float], sizes: Sizes, rate: float) -> str:
+    def describe_price(self, price: Callable[[float], float], sizes: Sizes, rate: float) -> str:
         concentration = rate * sizes.n / sizes.batch_size
         uniform, fixed = price(sizes.batch_size / sizes.n), price(sizes.batch_size / sizes.k)
         return (

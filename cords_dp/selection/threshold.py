@@ -57,7 +57,7 @@ class Threshold(Mechanism):
 
     name: ClassVar[str] = "threshold"
     summary: ClassVar[str] = "little: a few noisy thresholds and sums; for any score (`dss_args.score`)"
-    suits_whom: ClassVar[str] = "whoever has a score of their own, and labels to trust"
+    use_case: ClassVar[str] = "custom scores, and labels that can be trusted"
     secret_pool: ClassVar[bool] = True
     sharded: ClassVar[bool] = True
     privacy_keys: ClassVar[frozenset[str]] = frozenset({"split", "validation_clip", "validation_noise"})

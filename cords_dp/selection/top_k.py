@@ -37,7 +37,7 @@ class TopK(Mechanism):
 
     name: ClassVar[str] = "top_k"
     summary: ClassVar[str] = "one Gaussian release per selection, whatever k is"
-    suits_whom: ClassVar[str] = "whoever publishes the subset (`publish_subset=True`)"
+    use_case: ClassVar[str] = "publishing the subset (`publish_subset=True`)"
     privacy_keys: ClassVar[frozenset[str]] = frozenset({"split", "validation_clip", "validation_noise"})
 
     score: str = SCORE.field()

@@ -33,7 +33,7 @@ from tqdm import tqdm
 
 from cords_dp.errors import ConfigError, how_to_install
 from cords_dp.planning import PrivacyPlan
-from cords_dp.training.metrics import WORDS, History, scores
+from cords_dp.training.metrics import ALL_LABELS, History, scores
 from cords_dp.training.resolve import Run
 
 
@@ -63,7 +63,7 @@ def log_plan(run: Run, plan: PrivacyPlan | None, logger: logging.Logger) -> None
         plan.privacy.epsilon,
         plan.delta,
         plan.sigma,
-        plan.shape.steps_in_words,
+        plan.shape.steps_text,
         plan.shape.rounds,
     )
 
@@ -77,13 +77,13 @@ def log_results(
     for prefix in ("val", "tst"):
         names = [f"{prefix}_{one}" for one in ("loss", *kinds)]
         if history.last(names[0]) is not None:
-            logger.info(" , ".join(f"{WORDS[name]}: {history.last(name):.2f}" for name in names))
+            logger.info(" , ".join(f"{ALL_LABELS[name]}: {history.last(name):.2f}" for name in names))
     logger.info("---------------------------------------------------------------------")
     logger.info(kind)
     logger.info("---------------------------------------------------------------------")
     for column in (*(f"{prefix}_{one}" for prefix in ("val", "tst") for one in kinds), "time"):
         if column in shown and history.column(column):
-            name = "Time" if column == "time" else WORDS[column]
+            name = "Time" if column == "time" else ALL_LABELS[column]
             logger.info("%s: %s", name, " , ".join(str(v) for v in history.column(column)))
     logger.info("Total time taken by %s = %.4f ", kind, seconds)
 
@@ -143,7 +143,7 @@ def console_logger() -> logging.Logger:
     return logger
 
 
-def own_logger(shared: logging.Logger) -> logging.Logger:
+def separate_logger(shared: logging.Logger) -> logging.Logger:
     """CORDS hangs new handlers on one global logger each time; give this trainer the newest two alone."""
     own = logging.Logger("cords_dp", level=shared.level)
     for handler in shared.handlers[-2:]:

@@ -103,7 +103,7 @@ class History:
     def columns(self) -> dict[str, list[Any]]:
         """What was measured, by CORDS' names; with the test accuracy (of a regression: with R²) goes the best so far,
         as in its checkpoints."""
-        measured = {name: self.column(name) for name in WORDS if self.column(name)}
+        measured = {name: self.column(name) for name in ALL_LABELS if self.column(name)}
         for kind in ("acc", "r2"):
             if f"tst_{kind}" in measured:
                 measured[f"best_{kind}"] = list(itertools.accumulate(measured[f"tst_{kind}"], max))
@@ -114,8 +114,8 @@ class History:
         row = self.rows[-1]
         parts = [f"Epoch: {row['epoch']}"]
         for name in print_args:
-            if name in WORDS and name in row:
-                parts.append(f"{WORDS[name]}: {row[name]}")
+            if name in ALL_LABELS and name in row:
+                parts.append(f"{ALL_LABELS[name]}: {row[name]}")
                 if name == "tst_acc" and best:
                     parts.append(f"Best Accuracy: {max(self.column('tst_acc'))}")
         return " , ".join(parts)
@@ -146,7 +146,7 @@ LABELS = {  # what a config may ask for
     "time": "Timing",
 }
 _INSTEAD = {"rmse": "RMSE", "r2": "R2"}
-WORDS = LABELS | {
+ALL_LABELS = LABELS | {
     name.replace("acc", kind): words.replace("Accuracy", word)
     for name, words in LABELS.items()
     if name.endswith("_acc")

@@ -60,7 +60,7 @@ class _HandsOverPools:
         raise AttributeError(f"{type(self).__name__} has no attribute {item!r}")
 
 
-class RandomDPDataLoader(_HandsOverPools, RandomDataLoader):
+class RandomDPPools(_HandsOverPools, RandomDataLoader):
     """RandomDP: one uniform subset for the whole run, as CORDS' Random: of k records, or secret and of about k."""
 
     def __init__(self, context: StrategyContext):
@@ -78,7 +78,7 @@ class RandomDPDataLoader(_HandsOverPools, RandomDataLoader):
         self.current = Pool(state["subset"].numpy())
 
 
-class GLISTERDPDataLoader(_HandsOverPools, GLISTERDataLoader):
+class GLISTERDPPools(_HandsOverPools, GLISTERDataLoader):
     """GLISTERDP: a uniform subset until the first selection, then what the mechanism chooses."""
 
     strategy: Any

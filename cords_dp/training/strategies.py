@@ -164,15 +164,15 @@ def _full_dp(c: StrategyContext) -> Pool:
 
 
 def _random_dp(c: StrategyContext) -> Any:
-    from cords_dp.training.private_strategies import RandomDPDataLoader
+    from cords_dp.training.private_strategies import RandomDPPools
 
-    return RandomDPDataLoader(c)
+    return RandomDPPools(c)
 
 
 def _glister_dp(c: StrategyContext) -> Any:
-    from cords_dp.training.private_strategies import GLISTERDPDataLoader
+    from cords_dp.training.private_strategies import GLISTERDPPools
 
-    return GLISTERDPDataLoader(c)
+    return GLISTERDPPools(c)
 
 
 def _register_those_of_cords() -> None:

@@ -35,7 +35,7 @@ from cords_dp.data.build import build_dataset
 from cords_dp.data.feature_cache import threads_for
 from cords_dp.data.handed_over import described_rows, refuse_shared_records, rows_of
 from cords_dp.data.images import PixelConstants
-from cords_dp.data.prepared import UNREADABLE, padding_in_words, readable
+from cords_dp.data.prepared import UNREADABLE, describe_padding, readable
 from cords_dp.data.published import known_sizes, public_facts
 from cords_dp.data.shards import whole_size
 from cords_dp.data.sources.base import find_source
@@ -55,10 +55,10 @@ from cords_dp.training.log import (
     console_logger,
     log_plan,
     log_results,
-    own_logger,
     progress_bar,
     quiet_libraries,
     row_logger,
+    separate_logger,
 )
 from cords_dp.training.metrics import History, Measuring, measured_for, scores
 from cords_dp.training.optim import build_optimizer, build_scheduler, planned_learning_rate
@@ -201,7 +201,7 @@ class TrainClassifier(cords.TrainClassifier):
         """Read the sets whose sizes, which are public, have to be counted."""
         run, private = self.run, self.run.strategy.private
         own = given is not None or find_source(run.config["dataset"].get("name")) is not None
-        self._remarks += padding_in_words(run.config) if private else []
+        self._remarks += describe_padding(run.config) if private else []
         return readable(given or self._dataset(), run.config, private=private, own=own)
 
     def _fitting_model(self, num_classes: int, record: Tensor) -> nn.Module:
@@ -238,7 +238,7 @@ class TrainClassifier(cords.TrainClassifier):
             super().__init__(DotMap(thawed_copy(self.run.config)))
         finally:
             self.cfg = cfg
-        self.logger = own_logger(self.logger)
+        self.logger = separate_logger(self.logger)
         for warning in (*self.run.notes, *self._remarks):
             self.logger.warning(warning)
         for line in self._fixed_lines():

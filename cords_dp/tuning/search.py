@@ -35,7 +35,7 @@ class Law(Protocol):
 
 
 @dataclass(frozen=True)
-class Choice:
+class OneOf:
     values: tuple[Any, ...]
 
     def draw(self, rng: np.random.Generator) -> Any:
@@ -145,10 +145,10 @@ def _read(key: str, text: str) -> Law:
     return _choice(key, arguments) if call.func.id == "choice" else _numbers(key, call.func.id, arguments)
 
 
-def _choice(key: str, values: Sequence[Any]) -> Choice:
+def _choice(key: str, values: Sequence[Any]) -> OneOf:
     if not values:
         raise ConfigError(f"--search {key}", values, "a choice needs values")
-    return Choice(tuple(values))
+    return OneOf(tuple(values))
 
 
 def _numbers(key: str, name: str, ends: Sequence[Any]) -> Law:

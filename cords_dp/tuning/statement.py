@@ -18,7 +18,7 @@ _NOT_COVERED = (
 )
 
 
-def law_in_words(law: TrialLaw) -> str:
+def describe_law(law: TrialLaw) -> str:
     name = _NAMES.get(law.shape, f"truncated negative binomial of shape {law.shape:g}")
     return f"{name} law with mean {law.mean:g}"
 
@@ -41,7 +41,7 @@ def tuning_report(plan: TuningPlan, single: PrivacyPlan) -> dict[str, Any]:
         "epsilon_training_data": on_d.epsilon,
         "epsilon_validation_data": None if on_v is None else on_v.epsilon,
         "accountant": "rdp, Papernot & Steinke (2022), Theorem 2",
-        "trials": law_in_words(plan.law),
+        "trials": describe_law(plan.law),
         "score_noise": plan.score_noise,
         "price": price_of_tuning(plan, single),
         "meaning": risk_of_bound(plan.epsilon, plan.delta).text(),
@@ -115,7 +115,7 @@ def tuning_table(plan: TuningPlan, single: PrivacyPlan) -> str:
                 "a single run, settings fixed", f"{single.sigma:.4f}", f"{cost.training_data.epsilon:.4f}", of_single
             ),
             line.format(
-                f"the best of K trials, {law_in_words(plan.law)}",
+                f"the best of K trials, {describe_law(plan.law)}",
                 f"{plan.trial.sigma:.4f}",
                 f"{on_d.epsilon:.4f}",
                 "public" if on_v is None else f"{on_v.epsilon:.4f}",
@@ -128,5 +128,5 @@ def _score_row(plan: TuningPlan) -> list[dict[str, Any]]:
     release = plan.score_release()
     if release.event is None:
         return []
-    parameters = f"sigma {plan.score_noise:.6g}, rate 1, sensitivity: {release.words}"
+    parameters = f"sigma {plan.score_noise:.6g}, rate 1, sensitivity: {release.description}"
     return [{"phase": "score", "mechanism": "Gaussian", "parameters": parameters, "count": 1}]

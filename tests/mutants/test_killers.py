@@ -43,7 +43,7 @@ from cords_dp.selection.releases import Releases
 from cords_dp.selection.session import SelectionArchive, Selections
 from cords_dp.training.checkpoint import load_checkpoint, open_ledger, refuse_foreign
 from cords_dp.training.log import allowed_metrics
-from cords_dp.training.private_strategies import RandomDPDataLoader
+from cords_dp.training.private_strategies import RandomDPPools
 from cords_dp.training.session import PrivateSession
 from cords_dp.training.step import ChargedSteps
 from cords_dp.training.trainer import TrainClassifier
@@ -163,7 +163,7 @@ def test_a_pool_holds_each_record_once(indices):
 
 
 def random_dp(plan, seed=0):
-    loader = object.__new__(RandomDPDataLoader)
+    loader = object.__new__(RandomDPPools)
     loader.context = SimpleNamespace(plan=plan, coins=np.random.default_rng(seed))
     loader._init_subset_loader()
     return loader
@@ -425,13 +425,13 @@ def test_no_log_shows_who_was_selected(make_config, monkeypatch):
         def emit(self, record):
             lines.append(record.getMessage())
 
-    def listened_to(shared, real=module.own_logger):
+    def listened_to(shared, real=module.separate_logger):
         logger = real(shared)
         logger.setLevel(logging.DEBUG)
         logger.addHandler(Keeping())
         return logger
 
-    monkeypatch.setattr(module, "own_logger", listened_to)
+    monkeypatch.setattr(module, "separate_logger", listened_to)
     cfg = make_config("GLISTERDP", dss_args={"mechanism": "top_k"}, train_args={"num_epochs": 3})
     trainer = TrainClassifier(cfg)
     trainer.show_progress = False

@@ -290,7 +290,7 @@ class BranchedFirst(Mechanism):
 
     name: ClassVar[str] = "branched first"
     summary: ClassVar[str] = ""
-    suits_whom: ClassVar[str] = ""
+    use_case: ClassVar[str] = ""
     secret_pool: ClassVar[bool] = True
 
     @property

@@ -36,7 +36,7 @@ def plan_for(strategy="GLISTERDP", *, n=45_000, n_validation=5_000, epochs=20, b
 
 def test_a_warm_start_s_steps_are_told_apart():
     shape = plan_for("RandomDP", kappa=0.5, fraction=0.1, epochs=20).shape
-    assert shape.steps_in_words == "44 steps at sampling rate 0.02276, 50 steps at sampling rate 0.22756"
+    assert shape.steps_text == "44 steps at sampling rate 0.02276, 50 steps at sampling rate 0.22756"
 
 
 @pytest.mark.parametrize("mechanism", ["match", "threshold", "exponential"])

@@ -90,15 +90,15 @@ def test_a_run_is_charged_as_planned_and_resumes(make_config, strategy):
 
 def test_a_record_does_not_change_its_branch(make_config, monkeypatch):
     """Levels that change between epochs would mix branches: no maximum over branches covers that."""
-    from cords_dp.training.private_strategies import GLISTERDPDataLoader
+    from cords_dp.training.private_strategies import GLISTERDPPools
     from cords_dp.training.trainer import TrainClassifier
 
-    real = GLISTERDPDataLoader.pool
+    real = GLISTERDPPools.pool
 
     def changing(self, epoch):
         pool = real(self, epoch)
         return Pool(pool.indices, chances=pool.chances, levels=(pool.levels + epoch - 1) % 2)
 
-    monkeypatch.setattr(GLISTERDPDataLoader, "pool", changing)
+    monkeypatch.setattr(GLISTERDPPools, "pool", changing)
     with pytest.raises(MechanismError, match="first branch"):
         TrainClassifier(make_config("GroupRatesDP", train_args={"num_epochs": 2})).train()

@@ -302,7 +302,7 @@ def test_convolutions_of_any_shape(data):
     scale = float(x.double().norm() * g.double().norm())
     factors = torch.tensor([0.25, 0.75])
     summed = (expected * factors[:, None].double()).sum(dim=0)
-    for part in (contributions.Rows(use.rows()), use):
+    for part in (contributions.GradientRows(use.rows()), use):
         torch.testing.assert_close(part.lengths(), expected.norm(dim=1), rtol=1e-5, atol=1e-5 * scale)
         assert bool((part.lengths() >= (1 - 1e-6) * expected.norm(dim=1) - 1e-7 * scale).all())
         torch.testing.assert_close(
@@ -323,7 +323,7 @@ def test_gradients_that_cancel_do_not_grow_with_their_rounding(part, monkeypatch
         other = -g
         other[0, 0, 0] = torch.nextafter(other[0, 0, 0], torch.tensor(0.0))
         use = contributions.Positions(torch.cat([a, a], dim=1), torch.cat([g, other], dim=1))
-        use = contributions.Rows(use.rows()) if use.rows_are_cheaper() else use
+        use = contributions.GradientRows(use.rows()) if use.rows_are_cheaper() else use
         factors = (1.0 / use.lengths()).float()
         assert float(use.clipped_sum(factors, None).double().norm()) <= 1 + 1e-6
 

@@ -26,7 +26,7 @@ from cords_dp.errors import AccountingError, BudgetExceededError, ConfigError, M
 from cords_dp.planning import Release, build_plan
 from cords_dp.runs.workers import Failed, Finished, LocalWorkers, RayTasks, Started, heartbeat
 from cords_dp.tuning import tune as trial_module
-from cords_dp.tuning.search import Between, Choice, Whole, read_space
+from cords_dp.tuning.search import Between, OneOf, Whole, read_space
 from cords_dp.tuning.tune import TrialsFailedError, Tuning, noisy_score, read_law, run_trial, tune
 
 LR = "optimizer.lr=loguniform(0.05, 5)"
@@ -98,8 +98,8 @@ def test_laws_are_read_from_words_lists_and_ray_s_domains():
     assert dict(read_space(given).laws) == {
         "optimizer.lr": Between(0.01, 1, log=True),
         "optimizer.momentum": Between(0, 0.9),
-        "optimizer.type": Choice(("sgd", "adam")),
-        "dataloader.batch_size": Choice((64, 128)),
+        "optimizer.type": OneOf(("sgd", "adam")),
+        "dataloader.batch_size": OneOf((64, 128)),
         "train_args.num_epochs": Whole(2, 5),
     }
 

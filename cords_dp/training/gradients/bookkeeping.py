@@ -34,10 +34,10 @@ from cords_dp.errors import UnsupportedModelError
 from cords_dp.training.gradients.contributions import (
     SUM_SLACK,
     Geometry,
+    GradientRows,
     Images,
     Part,
     Positions,
-    Rows,
     Use,
     Words,
     part_of,
@@ -116,7 +116,7 @@ class Book:
         self._open = False
         for weight in [p for p, uses in self._uses.items() if uses]:  # some uses had no part in the losses
             self._close(weight)
-        return [self.parts.get(p) or Rows(p.new_zeros((self.records, *p.shape))) for p in self._expected]
+        return [self.parts.get(p) or GradientRows(p.new_zeros((self.records, *p.shape))) for p in self._expected]
 
     def _close(self, weight: nn.Parameter) -> None:
         self.parts[weight] = part_of(self._uses.pop(weight))
@@ -266,7 +266,7 @@ class _Linear(_Layer):
 
 def write_linear(book: Book, weight: Tensor, bias: Tensor | None, a: Tensor, g: Tensor) -> None:
     book.write(weight, lambda: Positions(a, g))
-    book.write(bias, lambda: Rows(g[:, 0] if g.shape[1] == 1 else g.sum(dim=1)))
+    book.write(bias, lambda: GradientRows(g[:, 0] if g.shape[1] == 1 else g.sum(dim=1)))
 
 
 class _Convolution(_Layer):
@@ -286,7 +286,7 @@ class _Convolution(_Layer):
     def write(self, g: Tensor, x: Tensor, kept: Sequence[Tensor]) -> None:
         book = self.book
         book.write(self.weight, lambda: Images(x, g.contiguous(), book.records, self.geometry))
-        book.write(self.bias, lambda: Rows(self.per_record(g.sum(dim=(2, 3))).sum(dim=1)))
+        book.write(self.bias, lambda: GradientRows(self.per_record(g.sum(dim=(2, 3))).sum(dim=1)))
 
     def _filters(self) -> Tensor:
         return self.weight if self.weight.dim() == 4 else self.weight[:, :, None]
@@ -314,11 +314,11 @@ class _GroupNorm(_Layer):
         sums = g.sum(dim=2)
         mean, scale = (part.repeat_interleave(x.shape[1] // self.groups, dim=1) for part in kept)
 
-        def of_weight() -> Rows:
-            return Rows(self.per_record((torch.linalg.vecdot(g, x) - mean * sums) * scale).sum(dim=1))
+        def of_weight() -> GradientRows:
+            return GradientRows(self.per_record((torch.linalg.vecdot(g, x) - mean * sums) * scale).sum(dim=1))
 
         self.book.write(self.weight, of_weight)
-        self.book.write(self.bias, lambda: Rows(self.per_record(sums).sum(dim=1)))
+        self.book.write(self.bias, lambda: GradientRows(self.per_record(sums).sum(dim=1)))
 
 
 class _LayerNorm(_Layer):
@@ -335,8 +335,8 @@ class _LayerNorm(_Layer):
 
     def write(self, g: Tensor, x: Tensor, kept: Sequence[Tensor]) -> None:
         mean, scale = kept
-        self.book.write(self.weight, lambda: Rows(self._summed(g * ((x - mean) * scale))))
-        self.book.write(self.bias, lambda: Rows(self._summed(g)))
+        self.book.write(self.weight, lambda: GradientRows(self._summed(g * ((x - mean) * scale))))
+        self.book.write(self.bias, lambda: GradientRows(self._summed(g)))
 
     def _summed(self, values: Tensor) -> Tensor:
         """Over all positions of each record, in the shape of the weights."""

@@ -55,7 +55,7 @@ _SHIFT = 20.0  # the same for adding one number of a shifted Gram matrix
 
 
 @dataclass(frozen=True)
-class Rows:
+class GradientRows:
     """Every record's gradient of one weight."""
 
     rows: Tensor
@@ -265,7 +265,7 @@ class Images:
         return images.unflatten(2, (self.geometry.groups, -1)).permute(0, 2, 3, 1, 4).flatten(3)
 
 
-Use = Rows | Positions | Words | Images
+Use = GradientRows | Positions | Words | Images
 Part = Use
 
 
@@ -279,8 +279,8 @@ def part_of(uses: Sequence[Use]) -> Part:
     elif len(uses) == 1:
         use = uses[0]
     else:  # calls of several kinds, whose gradients are added before they are measured
-        return Rows(sum((_rows_of(use).flatten(1) for use in uses[1:]), _rows_of(uses[0]).flatten(1)))
-    return Rows(use.rows()) if not isinstance(use, Rows) and use.rows_are_cheaper() else use
+        return GradientRows(sum((_rows_of(use).flatten(1) for use in uses[1:]), _rows_of(uses[0]).flatten(1)))
+    return GradientRows(use.rows()) if not isinstance(use, GradientRows) and use.rows_are_cheaper() else use
 
 
 def refuse_short_products(device: str) -> None:
@@ -290,7 +290,7 @@ def refuse_short_products(device: str) -> None:
 
 
 def _rows_of(use: Use) -> Tensor:
-    return use.rows if isinstance(use, Rows) else use.rows()
+    return use.rows if isinstance(use, GradientRows) else use.rows()
 
 
 def _kept(a: Tensor, g: Tensor, finite: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -67,7 +67,7 @@ class LinearHeads(GradientMode):
         return [sums[p] for p in parameters]
 
 
-class Rows(Protocol):
+class InputRows(Protocol):
     """The inputs of a linear layer."""
 
     def products(self, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -97,6 +97,6 @@ class _DenseRows:
         return float64_sum(weights, weights.new_ones(len(weights), 1)).squeeze(1)
 
 
-def _stored(model: nn.Module, x: Tensor) -> Rows | None:
+def _stored(model: nn.Module, x: Tensor) -> InputRows | None:
     """Stored features where they lie, if the model reads such."""
     return model.stored_rows(x) if hasattr(model, "stored_rows") else None  # type: ignore[operator]

@@ -160,7 +160,7 @@ _KINDS = ("missing", "unreadable", "out of range", "unlisted")
 _HEAD = ("column", *_KINDS, "most frequent spellings that are not known")
 
 
-def in_words(look: Look) -> str:
+def describe_look(look: Look) -> str:
     """Return everything for the screen."""
     readable = look.total - look.unreadable
     size = f"{look.total:,} records"
@@ -170,7 +170,7 @@ def in_words(look: Look) -> str:
             "To a run a line of a CSV file is a record;\n`cords-dp data import` reads values with line breaks."
         )
     rows = [_row(one, readable, " (target)" if one is look.target else "") for one in (look.target, *look.columns)]
-    return "\n\n".join([NOTE, size, *([_aligned([_HEAD, *rows])] if readable else []), _labels_in_words(look)])
+    return "\n\n".join([NOTE, size, *([_aligned([_HEAD, *rows])] if readable else []), _describe_labels(look)])
 
 
 def _row(look: ColumnLook, readable: int, mark: str) -> tuple[str, ...]:
@@ -188,7 +188,7 @@ def _aligned(rows: list[tuple[str, ...]]) -> str:
     return "\n".join(lines)
 
 
-def _labels_in_words(look: Look) -> str:
+def _describe_labels(look: Look) -> str:
     target, what, fix = look.target.column, "a target that can be read", ""
     if isinstance(target, Categorical):
         what, fix = "a label that the schema knows", f": spell labels as it does ({', '.join(target.categories)})"
