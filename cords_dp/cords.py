@@ -121,7 +121,7 @@ def _load_file(name: str, path: Path) -> types.ModuleType:
 
 
 def _train_module(cords_root: Path) -> types.ModuleType:
-    """CORDS' train loop: ``train_sl.py`` in a checkout, an example in the wheel.
+    """Load CORDS' train loop: ``train_sl.py`` in a checkout, an example in the wheel.
 
     Loaded by path, because ``examples`` is a name that any project may have on its path.
     """
@@ -157,7 +157,7 @@ except ImportError as error:
 
 
 def load_config_data(path: str) -> DotMap:
-    """CORDS' reader of config files. A config that parses the command line, as CORDS' for MILO do, sees an empty one.
+    """Read a config file with CORDS' reader; one that parses the command line (CORDS' for MILO) sees an empty one.
 
     Names that only a checkout's ``data_utils`` has are there while it is read, and fail when they are called.
     """

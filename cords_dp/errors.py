@@ -8,7 +8,7 @@ from typing import Any
 
 
 def shown(value: object) -> str:
-    """A value for an error message: short, and whatever the value is (a live object, a page of text)."""
+    """Shorten a value for an error message, whatever the value is (a live object, a page of text)."""
     try:
         text = repr(value)
     except Exception:  # a broken __repr__ must not hide the error that was to be told
@@ -70,7 +70,7 @@ class Problems:
             self.found.append(error)
 
     def about(self, key: str) -> bool:
-        """Is there a problem with this key, or with the section or dict that it stands in?"""
+        """Return whether there is a problem with this key, or with the section or dict that it stands in."""
         known = (problem.key for problem in self.found if isinstance(problem, ConfigError))
         return any(key == name or key.startswith(f"{name}.") for name in known)
 

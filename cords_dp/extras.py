@@ -1,6 +1,6 @@
 """Packages that only some uses need. Each belongs to an extra: ``pip install '.[EXTRA]'`` in the clone.
 
-Whoever needs one asks here, so that what is missing is told by name, with the command that installs it, and importing
+Code that needs one asks here, so that an error names what is missing and the command that installs it, and importing
 `cords_dp` needs none of them.
 """
 
@@ -25,7 +25,7 @@ def need(package: str, *, extra: str, what: str) -> None:
 
 
 def on_first_use(module: str, *, extra: str, what: str) -> Any:
-    """A module that is imported when a name in it is first used."""
+    """Return a module that is imported when a name in it is first used."""
     return _OnFirstUse(module, extra, what)
 
 

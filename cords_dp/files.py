@@ -29,7 +29,7 @@ def write_durably(path: Path, content: str | bytes, *, mode: int | None = None) 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A name to write a large file under; when the block ends the file is on the device and takes ``path``'s place."""
+    """Yield a name to write a large file under. When the block ends, the file is on the device, at ``path``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{_host()}-{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
@@ -45,7 +45,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def out_of_space(error: BaseException | None) -> OSError | None:
-    """The error itself, or the one that it came from, if it says that a disk is full or a quota used up."""
+    """Return the error itself, or the one that it came from, if it says that a disk is full or a quota used up."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return error
@@ -54,7 +54,7 @@ def out_of_space(error: BaseException | None) -> OSError | None:
 
 
 def cache_folder(what: str) -> Path | None:
-    """Where this user's machine keeps what can be made again and tells nothing of data; None where nothing is kept.
+    """Return the folder for what can be made again and tells nothing of data; None where nothing is kept.
 
     ``$CORDS_DP_CACHE/what``, by default below ``~/.cache/cords_dp``; ``CORDS_DP_CACHE=off`` keeps nothing.
     """

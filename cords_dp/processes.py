@@ -1,17 +1,17 @@
-"""Several processes that train one model: ``torchrun --nproc_per_node=N run_experiment.py …``.
+"""Trains one model in several processes: ``torchrun --nproc_per_node=N run_experiment.py …``.
 
-Each process keeps and computes on its own part of the records only (`datasets.shards`): a contiguous range of public
+Each process keeps and computes on its own part of the records only (`data.shards`): a contiguous range of public
 row numbers. Of tables and arrays it reads no other; published sets, and files of texts, are read whole and cut. Nothing
 about records travels but sums.
 
 Formal guarantee: the run has the law of a run in one process, and the same ledger.
 
 * Coins: a record lies with one rank, which draws its coins from a generator of its own: a stream that is keyed by rank
-  from one shared secret, so no two ranks toss alike (`seeding.Streams`). Each record falls into each step by one
+  from one shared secret, so no two ranks toss alike (`generators.Streams`). Each record falls into each step by one
   Bernoulli, independent of all others.
 * Noise: whatever is released is a sum over records. Every rank hands in the sum over its part; rank 0 alone charges the
   ledger on disk, adds the noise once, to its own part, and only then are the parts added up, in float64. No rank ever
-  holds the sum over all records without noise (`mechanisms.releases`, `training.noisy_sum`). All get the same bits.
+  holds the sum over all records without noise (`selection.releases`, `training.step`). All get the same bits.
 * A rank without records takes part in every sum and every step, with zeros: what the ranks do follows from the plan
   and from released values.
 * What is not a sum over records, such as the best k of all scores, is refused (`Mechanism.sharded`).
@@ -20,24 +20,17 @@ Ledger, logs and files are rank 0's; the other ranks keep count in memory and re
 processes send each other (the secret, parts of sums) is as secret as the data: the network between them is trusted.
 
 A process that dies ends the run. Nobody gets past the next sum, for it needs everybody; the others raise
-`LostProcessError`. What was charged until then is in the ledger, so `--resume` goes on, with as many processes as one
-likes. A process that hangs counts as lost after ``CORDS_DP_TIMEOUT`` seconds.
+`LostProcessError`. What was charged until then is in the ledger, so `--resume` continues, with any number of processes.
+A process that hangs counts as lost after ``CORDS_DP_TIMEOUT`` seconds.
 
-A run in several processes: which records each of them holds, and what such a run refuses.
+Threads: steps of a small net on short vectors take less than a millisecond. Torch's threads then spend more time
+waiting for each other than computing, on a busy machine many times more: the first line of `make demo` said 18.3 s with
+two threads and 3.9 s with one, on two cores that others used too. So such runs take one thread. Which runs these are
+depends on the model and on the batch size, which are public.
 
-How many threads the steps of a run take.
-
-Steps of a small net on short vectors take less than a millisecond. Torch's threads then spend more time waiting for
-each other than computing, on a busy machine many times more: the first line of `make demo` said 18.3 s with two threads
-and 3.9 s with one, on two cores that others used too. So such runs take one thread. Which runs these are depends on the
-model and on the batch size, which are public.
-
-Work on pieces side by side, in threads that have one core each.
-
-Threads inside small operations wait for each other, and beside another busy process they wait long: on two cores with
-one of them busy, two threads inside each operation were four times slower than one. Threads over whole pieces are not.
-
-How this process returns memory to the operating system: rarely, because training asks for it again at once.
+Pieces of work are done side by side, in threads that have one core each (`in_order`). Threads inside small operations
+wait for each other, and beside another busy process they wait long: on two cores with one of them busy, two threads
+inside each operation were four times slower than one. Threads over whole pieces are not.
 """
 
 from __future__ import annotations
@@ -69,7 +62,7 @@ _SECONDS = 3600.0  # ranks wait for each other's features, which may take long; 
 
 @dataclass(frozen=True)
 class World:
-    """The processes of this run and which of them this is."""
+    """This process's rank and the number of processes."""
 
     rank: int = 0
     size: int = 1
@@ -79,7 +72,7 @@ class World:
         return self.rank == 0
 
     def share(self, value: Any) -> Any:
-        """Rank 0's value, on every rank."""
+        """Return rank 0's value, on every rank."""
         if self.size == 1:
             return value
         box = [value if self.main else None]
@@ -101,7 +94,7 @@ class World:
                     dist.broadcast(tensor.detach(), src=0)
 
     def total(self, part: np.ndarray) -> np.ndarray:
-        """The sum of all ranks' parts in float64; of one process alone its own part as it is."""
+        """Return the sum of all ranks' parts in float64; of one process alone its own part as it is."""
         part = np.asarray(part, dtype=np.float64)
         if self.size == 1:
             return part
@@ -110,13 +103,13 @@ class World:
         return total.cpu().numpy()
 
     def refuse_disagreement(self, value: Any, what: str, fix: str) -> None:
-        """Ranks that went on with different public values would not have the law that was charged."""
+        """Refuse ranks with different public values: together they would not have the law that was charged."""
         if self.share(value) != value:
             raise MechanismError(f"the processes of this run disagree about {what}: {fix}")
 
 
 def current_world() -> World:
-    """The process group that was joined, or this process alone."""
+    """Return the process group that was joined, or this process alone."""
     if dist.is_available() and dist.is_initialized():
         return World(dist.get_rank(), dist.get_world_size())
     return World()
@@ -142,7 +135,7 @@ def joined_world() -> Iterator[World]:
 
 
 def local_rank() -> int:
-    """Which process of this machine this is: the number of its GPU."""
+    """Return the number of this process on this machine: that of its GPU."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
@@ -163,13 +156,13 @@ def _timeout() -> float:
 
 _LOST = (
     "another process of this run has ended or does not answer; its own message says why. What was charged until then "
-    "is in the ledger of rank 0: --resume goes on from the last checkpoint"
+    "is in the ledger of rank 0: --resume continues from the last checkpoint"
 )
 
 
 @contextlib.contextmanager
 def _together() -> Iterator[None]:
-    """What torch says when a process is gone are addresses and ports."""
+    """Raise `LostProcessError` in place of torch's error about a lost process, which shows addresses and ports."""
     try:
         yield
     except LostProcessError:
@@ -180,7 +173,7 @@ def _together() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _told_to_end() -> Iterator[None]:
-    """torchrun ends all processes once one has died: then the ledger is closed and the reason is said."""
+    """Turn SIGTERM, which torchrun sends once a process has died, into an error, so that the ledger is closed."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -199,7 +192,7 @@ _SMALL = 20_000_000  # multiplications of a step's forward pass
 
 
 def steps_are_small(model: nn.Module, record: Tensor, batch_size: int | None) -> bool:
-    """Records are vectors, nothing heavy is computed of them beforehand, and a batch is little work."""
+    """Return whether records are vectors, nothing heavy is computed of them beforehand, and a batch is little work."""
     if record.dim() != 1 or getattr(model, "input_transform", None) is not None:
         return False
     return (batch_size or 1) * sum(weight.numel() for weight in model.parameters()) <= _SMALL
@@ -207,7 +200,7 @@ def steps_are_small(model: nn.Module, record: Tensor, batch_size: int | None) ->
 
 @contextlib.contextmanager
 def threads_for_steps(model: nn.Module, record: Tensor, batch_size: int | None) -> Iterator[None]:
-    """One thread for a run whose steps are small, and as many as before for others."""
+    """Use one thread for a run whose steps are small, and as many as before for others."""
     before = torch.get_num_threads()
     if steps_are_small(model, record, batch_size):
         torch.set_num_threads(1)
@@ -223,7 +216,7 @@ Result = TypeVar("Result")
 
 @contextlib.contextmanager
 def in_order(function: Callable[[Piece], Result], pieces: Iterable[Piece], workers: int) -> Iterator[Iterator[Result]]:
-    """``function`` of each piece, in order. No more than two pieces for each worker are held at a time."""
+    """Yield ``function`` of each piece, in order. No more than two pieces for each worker are held at a time."""
     if workers <= 1:
         yield map(function, pieces)
         return
@@ -254,7 +247,7 @@ _TWO_GIGABYTES = 2**31 - 1
 
 
 def keep_freed_memory() -> bool:
-    """Let glibc keep freed blocks. Tells whether it could.
+    """Let glibc keep freed blocks; return whether it could.
 
     Every step of a linear model allocates and frees tens of megabytes. glibc hands such blocks back to the kernel,
     which clears them anew for the next step; on virtual machines that can take a good part of a step's time.

@@ -1,4 +1,4 @@
-"""Accounting: events, composition, calibration, a durable ledger per run, an account over runs. Knows no training."""
+"""Counts privacy: events, composition, calibration, a ledger per run, an account over runs. Knows no training."""
 
 from cords_dp.accounting.account import Account, Reservation, ledger_under
 from cords_dp.accounting.branches import BranchMaximum

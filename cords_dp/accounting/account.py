@@ -16,8 +16,6 @@ Formal guarantee. Everything that the runs of one account release together is (�
   advance). Nothing is given back, since when a run stops may depend on what it saw.
 
 What is not covered: runs that use no account or another one, and a file that was deleted or put back from a backup.
-
-What a run holds of an account, and which events a record pays for when several runs read it.
 """
 
 from __future__ import annotations
@@ -51,7 +49,7 @@ _PROVISO = {
 
 @dataclass(frozen=True)
 class Account:
-    """A total of privacy for one dataset, and the file that remembers who has how much of it."""
+    """The privacy total of one dataset, and the file that records how much of it each run holds."""
 
     path: Path
     epsilon: float
@@ -62,7 +60,7 @@ class Account:
 
     @classmethod
     def open(cls, path: Path, epsilon: float, delta: float, *, adaptive: bool = True) -> Account:
-        """The account at ``path``, begun if there is none. Its total is set once: another one is refused."""
+        """Open the account at ``path``, or begin it. Its total is set once: another one is refused."""
         RenyiFilter(epsilon, delta)  # refuses what is no total
         account = cls(Path(path), float(epsilon), float(delta), bool(adaptive))
         with _THREADS:
@@ -78,7 +76,7 @@ class Account:
 
     @classmethod
     def read(cls, path: Path) -> Account:
-        """The account at ``path``, with the total that is written there."""
+        """Read the account at ``path``, with the total that is written there."""
         with _opened(Path(path)) as (_, header, _holdings):
             return cls(Path(path), header["epsilon"], header["delta"], header["adaptive"])
 
@@ -135,7 +133,7 @@ class Account:
         return wanted
 
     def settle(self, run: str, charged: Sequence[Entry]) -> None:
-        """Note what ``run`` charged until it ended; what it reserved beyond that is free again where that is sound.
+        """Note what ``run`` charged until it ended, and free the rest of its reservation where that is sound.
 
         What it is known to have charged never becomes less: of two ledgers of one run the larger counts.
         """
@@ -156,24 +154,24 @@ class Account:
     # -- read -------------------------------------------------------------------------------------------
 
     def holdings(self) -> dict[str, Holding]:
-        """What each run holds, by its name, in order of first reservation."""
+        """Return what each run holds, by its name, in order of first reservation."""
         with _opened(self.path) as (_, _, holdings):
             return holdings
 
     def share(self) -> float:
-        """How much of the total is held, reservations included: 1 is all of it."""
+        """Return the share of the total that is held, reservations included: 1 is all of it."""
         return self._share(self.holdings())
 
     def epsilon_so_far(self) -> float:
-        """ε of all that is held, as if it had been planned in advance. What is promised is the account's total."""
+        """Return ε of all that is held, as if planned in advance. What is promised is the account's total."""
         return epsilon_bound(paid_events(self.holdings().values()), self.delta).epsilon
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything that `text` says, in JSON's terms."""
+        """Return everything that `text` says, in JSON's terms."""
         return self._described(self.holdings())
 
     def text(self) -> str:
-        """A table for people: who holds what, how much of the total that is, what is left."""
+        """Return a table for people: who holds what, how much of the total that is, what is left."""
         holdings = self.holdings()
         data = self._described(holdings)
         rows = [["run", "last changed", "state", "used so far", "events"]]
@@ -206,7 +204,7 @@ class Account:
         }
 
     def _share(self, holdings: dict[str, Holding]) -> float:
-        """What is held of the total: by the filter, or by numerical composition where that is a theorem."""
+        """Return the held share of the total: by the filter, or by numerical composition where that is a theorem."""
         events = paid_events(holdings.values())
         fixed = len(holdings) == 1 and not any(holding.refundable for holding in holdings.values())
         if not self.adaptive or fixed:
@@ -222,10 +220,10 @@ class Account:
 class Reservation:
     """One run's part of an account.
 
-    Formal guarantee: under one reservation goes one sequence of charges. The account remembers the head of the run's
+    Formal guarantee: one reservation admits one sequence of charges. The account remembers the head of the run's
     journal after every record (`witness`, which the run's `Ledger` calls before a charge counts as made). The head
     names all records before it, and every attempt begins with a random number; so of several copies of a run's folder,
-    made whenever, the first that goes on is known from then on, and a charge to any other is refused. A kill between
+    made whenever, the first to continue is known from then on, and a charge to any other is refused. A kill between
     the record and its witness loses nothing: the last record but one is accepted when the run is resumed.
     """
 
@@ -249,7 +247,7 @@ class Reservation:
                 raise AccountingError(f"cannot write {mark.name}: {error.strerror or error}") from error
 
     def settle(self, charged: Sequence[Entry]) -> None:
-        """Call this with the ledger's entries once the run has ended and its ledger is closed."""
+        """Settle with the ledger's entries, once the run has ended and its ledger is closed."""
         self.account.settle(self.run, charged)
 
 
@@ -289,7 +287,7 @@ def ledger_under(
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[Journal, dict[str, Any], dict[str, Holding]]]:
-    """The journal, locked and read to its end: whoever decides by what it says is the only one who writes."""
+    """Open the journal, locked and read to its end: no other process can write before a decision is on record."""
     if not path.is_file():
         raise AccountingError(f"cannot read {path.name}: it is not there")
     with _THREADS, Journal.open(path, wait=_WAIT) as journal:
@@ -313,8 +311,8 @@ RESERVED, SETTLED = "reserved", "settled"
 class Holding:
     """The planned events of one run or, once it is settled, those that it charged.
 
-    ``refundable``: may the difference be given back? See `account` for when that is sound. ``charged``: what it is
-    known to have charged, which never becomes less.
+    ``refundable``: whether the difference may be given back; the module says when that is sound. ``charged``: what it
+    is known to have charged, which never becomes less.
     """
 
     run: str
@@ -338,12 +336,12 @@ class Holding:
             raise AccountingError(f"not a holding of an account: {data!r}") from error
 
     def describe(self) -> str:
-        """The events, for people: "D: 40 × poisson_gaussian(sigma=2, rate=0.1)"."""
+        """Return the events for people: "D: 40 × poisson_gaussian(sigma=2, rate=0.1)"."""
         return "; ".join(f"{entry.dataset}: {_describe_event(entry.event)}" for entry in self.entries)
 
 
 def larger(held: Sequence[Entry], wanted: Sequence[Entry]) -> tuple[Entry, ...]:
-    """One entry per dataset, phase and event, with the larger of the two counts."""
+    """Return one entry per dataset, phase and event, with the larger of the two counts."""
     counts: dict[Entry, int] = {}
     for entries in (held, wanted):
         own: dict[Entry, int] = {}
@@ -355,7 +353,7 @@ def larger(held: Sequence[Entry], wanted: Sequence[Entry]) -> tuple[Entry, ...]:
 
 
 def paid_events(holdings: Iterable[Holding]) -> list[Event]:
-    """The events that a record pays for at most, wherever the splits put it.
+    """Return the events that a record pays for at most, wherever the splits put it.
 
     Runs of equal ``split`` have a record in D, or in V, for good: it pays for D's events of all of them or for V's.
     Between runs that do not share a split it may change sides, so each counts with the larger side.

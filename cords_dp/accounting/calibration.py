@@ -14,7 +14,7 @@ _AIM = 0.6  # of the way from the lowest share to the whole
 def calibrate(
     epsilon_at: Callable[[float], float], target: float, *, start: float, rising: bool, lowest: float = _LOWEST_SHARE
 ) -> float:
-    """The positive parameter at which ``epsilon_at`` lies in [lowest, 1]·target, by default [0.995, 1].
+    """Find the positive parameter at which ``epsilon_at`` lies in [lowest, 1]·target, by default [0.995, 1].
 
     ``epsilon_at`` must be monotone: rising (a per-pick ε₀) or falling (a noise multiplier). The search
     is a secant in log-log coordinates, in which composition is nearly a straight line, kept inside

@@ -8,12 +8,11 @@ one which an event does not have refuses the whole list.
   in which the record is present; PLD, which takes both, is asked too and the larger value counts.
 * ``pld`` (dp-accounting, pessimistic connect-the-dots): every event with a dominating pair.
 * ``rdp`` (Mironov 2017): everything.
-* ``rough``: pld on a coarse grid, or rdp at whole orders where an event has no pair; to compare plans, not for runs.
+* ``rough``: pld on a coarse grid, or rdp at whole orders where an event has no pair: an upper bound too, quick and
+  close enough to compare plans by; not for runs.
 * ``glance``: rdp at seven orders. Takes milliseconds and little memory, whatever the noise; may be twice too large.
 
 GDP's asymptotic formula is not offered: it is not an upper bound.
-
-ε on a coarse grid of losses: quick, an upper bound like the others, and close enough to compare plans by.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _MOST_FOR_PRV = 20_000
 
 @dataclass(frozen=True)
 class Bound:
-    """An upper bound on ε at ``delta``, and who vouches for it."""
+    """An upper bound on ε at ``delta``, and the accountant that gave it."""
 
     epsilon: float
     delta: float
@@ -59,7 +58,7 @@ class Bound:
 
 
 def epsilon_bound(events: Sequence[Event], delta: float, accountant: str = "auto") -> Bound:
-    """Upper bound on ε. ``auto`` asks prv, pld and rdp in this order and takes the first that answers.
+    """Bound ε from above. ``auto`` asks prv, pld and rdp in this order and takes the first that answers.
 
     Beyond 20,000 compositions ``auto`` begins with pld, which answers within a second, however many there are.
     ``quick`` always does.
@@ -124,7 +123,7 @@ def _pld(events: Sequence[Event], delta: float) -> float:
 
 
 def composed_pld(events: Sequence[Event]) -> PrivacyLossDistribution:
-    """The pair that dominates the adaptive composition of all ``events`` (at least one), for each direction."""
+    """Return the pair that dominates the adaptive composition of all ``events`` (at least one), for each direction."""
     return reduce(lambda left, right: left.compose(right), map(_pld_of, events))
 
 
@@ -141,12 +140,12 @@ def _rdp(events: Sequence[Event], delta: float) -> float:
 
 
 def renyi_order(events: Sequence[Event], delta: float) -> float:
-    """The order at which RDP's bound on ε is least."""
+    """Return the order at which RDP's bound on ε is least."""
     return _epsilon_and_order(merge(events), delta, tuple(_RDP_ORDERS))[1]
 
 
 def _epsilon_and_order(events: Sequence[Event], delta: float, orders: tuple[float, ...]) -> tuple[float, float]:
-    """The least bound over these orders; each of them gives a bound, so fewer orders are no less safe."""
+    """Return the least bound over these orders, with its order. Each order gives a bound, so fewer are no less safe."""
     total = np.zeros(len(orders))
     for event in events:
         total += event.count * _divergences(event.with_count(1), orders)
@@ -192,7 +191,7 @@ _ACCOUNTANT_FUNCTIONS: dict[str, Callable[[Sequence[Event], float], float]] = {
 
 
 def advanced_composition(picks: ExponentialPicks, delta: float) -> Bound:
-    """The paper's ``ε_ss = K·ε₀²/2 + ε₀·√(2K·ln(1/δ_ss))`` for K picks of an ε₀-DP mechanism."""
+    """Return the paper's ``ε_ss = K·ε₀²/2 + ε₀·√(2K·ln(1/δ_ss))`` for K picks of an ε₀-DP mechanism."""
     k, e = picks.count, picks.epsilon0
     value = k * e**2 / 2 + e * math.sqrt(2 * k * math.log(1 / delta))
     # k·ε₀ is valid too and is smaller for a handful of picks.
@@ -204,7 +203,7 @@ _STEPS = ((300, 2e-3), (5_000, 5e-4), (float("inf"), 1e-4))
 
 
 def rough_epsilon(events: Sequence[Event], delta: float) -> float:
-    """Upper bound on ε, within a per cent or so of the exact value; refuses events without `Event.pld_on`."""
+    """Bound ε from above, within a per cent or so of the exact value; refuse events without `Event.pld_on`."""
     merged = merge(events)
     uses = sum(event.uses for event in merged)
     step = next(step for most, step in _STEPS if uses <= most)
@@ -212,7 +211,7 @@ def rough_epsilon(events: Sequence[Event], delta: float) -> float:
 
 
 def rough_pld(events: Sequence[Event], step: float) -> PrivacyLossDistribution:
-    """The pair that dominates the composition of all ``events`` (at least one), on multiples of ``step``."""
+    """Return the pair that dominates the composition of all ``events`` (at least one), on multiples of ``step``."""
     if not events:
         raise AccountingError("no events to compose")
     return reduce(lambda left, right: left.compose(right), (_part(event, step) for event in events))

@@ -36,15 +36,15 @@ class Event(ABC):
     count: int
 
     def rdp(self, order: float) -> float:
-        """Upper bound on the Rényi divergence of this order, the larger of both directions; may be infinite."""
+        """Bound the Rényi divergence of this order from above, for both directions; may be infinite."""
         self._refuse("rdp")
 
     def pld(self) -> PrivacyLossDistribution:
-        """A dominating pair for each direction, discretised pessimistically on multiples of `PLD_STEP`."""
+        """Return a dominating pair for each direction, discretised pessimistically on multiples of `PLD_STEP`."""
         self._refuse("pld")
 
     def pld_on(self, step: float) -> PrivacyLossDistribution:
-        """The same on multiples of ``step``, for quick comparisons; an event without it is compared by RDP."""
+        """Return the same on multiples of ``step``, for quick comparisons; an event without it is compared by RDP."""
         self._refuse("rough")
 
     @property
@@ -53,7 +53,7 @@ class Event(ABC):
         return self.count
 
     def prv(self) -> Any:
-        """prv-accountant's random variable of the direction in which the record is present."""
+        """Return prv-accountant's random variable of the direction in which the record is present."""
         self._refuse("prv")
 
     def _refuse(self, accountant: str) -> NoReturn:
@@ -63,7 +63,7 @@ class Event(ABC):
         return replace(self, count=count)  # type: ignore[type-var]
 
     def parameters(self) -> dict[str, Any]:
-        """The fields in JSON's terms; the inverse of `from_parameters`."""
+        """Return the fields in JSON's terms; the inverse of `from_parameters`."""
         return asdict(self)  # type: ignore[call-overload]
 
     @classmethod
@@ -72,7 +72,7 @@ class Event(ABC):
 
 
 def is_count(value: Any) -> bool:
-    """Is it a number of uses? Half an event, or True of them, is a mistake somewhere else."""
+    """Return whether this is a number of uses: half an event, or True of them, is a mistake somewhere else."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
@@ -83,7 +83,7 @@ _KINDS: dict[str, type[Event]] = {}
 
 
 def register_event(cls: type[E]) -> type[E]:
-    """Class decorator: ledgers can hold events of this ``kind``. A kind is registered once and never replaced."""
+    """Let ledgers hold events of this ``kind`` (a class decorator). A kind is registered once and never replaced."""
     if not (isinstance(cls, type) and issubclass(cls, Event) and is_dataclass(cls)):
         raise AccountingError(f"{cls!r} is not a dataclass derived from Event")
     if not isinstance(getattr(cls, "kind", None), str):

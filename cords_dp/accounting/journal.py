@@ -1,4 +1,4 @@
-"""An append-only file of records: adding one costs the same however long the file is, and what was added stays.
+"""An append-only file of records: appending costs the same however long the file is, and records stay.
 
 Each line is ``{"chain":"…","record":{…}}``. ``chain`` is a SHA-256 over the previous line's chain and this record, so a
 line that was edited, removed or moved breaks every line after it. The first line also says how many bytes were
@@ -52,7 +52,7 @@ class Journal:
 
     @classmethod
     def create(cls, path: Path, header: dict[str, Any], *, wait: float = 0.0) -> Journal:
-        """A new journal whose first record is ``header``. A file that is there already is another's."""
+        """Create a journal whose first record is ``header``. A file that is there already belongs to another run."""
         lock = locked(path, wait)
         try:
             if path.exists():
@@ -72,7 +72,7 @@ class Journal:
 
     @classmethod
     def open(cls, path: Path, *, wait: float = 0.0) -> Journal:
-        """The journal at ``path``. Read `records` to the end before you append."""
+        """Open the journal at ``path``. Read `records` to the end before you append."""
         lock = locked(path, wait)
         try:
             return cls(path, os.open(path, os.O_RDWR), lock)
@@ -81,7 +81,7 @@ class Journal:
             raise AccountingError(f"cannot read {path.name}: {error.strerror or error}") from error
 
     def close(self) -> None:
-        """Let go of file and lock. Closing twice is fine."""
+        """Release the file and its lock. Closing twice is fine."""
         if self._descriptor < 0:
             return
         descriptor, self._descriptor = self._descriptor, -1
@@ -104,7 +104,7 @@ class Journal:
     # -- read -------------------------------------------------------------------------------------------
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Every record, header first, each checked before it is handed out."""
+        """Yield every record, header first, each checked before it is handed out."""
         end = os.fstat(self._descriptor).st_size
         committed = self._committed()
         if end < committed:
@@ -210,7 +210,7 @@ def _write_whole(descriptor: int, content: bytes, offset: int) -> None:
 
 
 def locked(path: Path, wait: float) -> FileLock:
-    """The lock of this journal for this process. Journals of one process share it: `append` tells them apart."""
+    """Lock this journal for this process. Journals of one process share the lock: `append` tells them apart."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path.with_name(path.name + ".lock"), is_singleton=True, thread_local=False)
     try:

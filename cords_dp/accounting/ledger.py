@@ -1,6 +1,6 @@
 """The ledger: which events were charged to which dataset, on disk before any noise is drawn.
 
-A crash may waste budget, it never regains any: `Ledger.charge` returns only after the entry has been
+A crash may waste budget and never regains any: `Ledger.charge` returns only after the entry has been
 appended to the ledger's journal and flushed to the device. Reloading an older checkpoint does not lower
 what was spent, since the ledger is a file of its own that only grows.
 """
@@ -56,8 +56,9 @@ class Ledger:
     A charge costs the same however many came before: one line is appended, and in memory equal charges are counted.
     With ``path = None`` the ledger is in memory only. It can be pickled; a copy does not write to its original's file.
 
-    ``witness`` is told of every record before the charge counts as made: by which chain heads the file may have been
-    known until now, and its head from now on (`account.Reservation`). It refuses a file that is not the one it knows.
+    ``witness`` is called with every record before the charge counts as made: with the chain heads by which the file may
+    have been known until now, and its new head (`account.Reservation`). It refuses any other file than the one it
+    knows.
     """
 
     allowance: tuple[Entry, ...] | None = None
@@ -96,7 +97,7 @@ class Ledger:
     # -- selections ---------------------------------------------------------------------------------------
 
     def begin_selection(self) -> None:
-        """Charges from here to `end_selection` belong to one selection.
+        """Begin a selection: charges from here to `end_selection` belong to it.
 
         Formal guarantee: what a selection draws leaves the process only through `end_selection`. If the run is killed
         in between, nobody has seen it; when the run resumes, the selection is drawn anew under the charges that it had
@@ -105,14 +106,14 @@ class Ledger:
         self._record({"selecting": True})
 
     def end_selection(self, name: str, digest: str) -> None:
-        """The released values of selection ``name`` are on record, with this digest: it is never drawn again."""
+        """Record that selection ``name`` has been released, with this digest: it is never drawn again."""
         self._record({"selected": name, "sha256": digest})
         self.selected[name], self.prepaid = digest, []
 
     # -- steps ----------------------------------------------------------------------------------------------
 
     def begin_steps(self, count: int, limit: int) -> None:
-        """``count`` of the ``limit`` steps that were charged together begin. They are spent, whatever happens next."""
+        """Spend ``count`` of the ``limit`` steps that were charged together, whatever happens next."""
         if self.begun + count > limit:
             raise BudgetExceededError(
                 f"all {limit} steps that were charged together have begun. Steps repeated after an interruption count "
@@ -124,7 +125,7 @@ class Ledger:
     # -- notes ----------------------------------------------------------------------------------------------
 
     def note(self, key: str, value: str) -> None:
-        """Remember a public fact of the run. A resumed run goes on with it; it cannot be changed."""
+        """Remember a public fact of the run. A resumed run uses it; it cannot be changed."""
         if key not in self.notes:
             self._record({"note": key, "value": value})
             self.notes[key] = value
@@ -183,7 +184,7 @@ class Ledger:
             self._open_journal()
 
     def close(self) -> None:
-        """Let other processes have the file. A charge after this is refused."""
+        """Release the file to other processes. A charge after this is refused."""
         if self._journal is not None:
             self._journal.close()
 
@@ -232,13 +233,13 @@ class Ledger:
 
     @classmethod
     def read(cls, path: Path) -> Ledger:
-        """What is in the ledger at ``path``, without continuing it."""
+        """Read the ledger at ``path`` without continuing it."""
         with Journal.open(path) as journal:
             return cls._replayed(journal, None)
 
     @classmethod
     def id_of(cls, path: Path, fingerprint: str | None = None) -> str:
-        """The name of the ledger at ``path``, refused if it belongs to another plan."""
+        """Return the name of the ledger at ``path``; refuse a ledger of another plan."""
         journal = Journal.open(path)
         try:
             ledger = cls._from_header(next(iter(journal.records())), path, None)

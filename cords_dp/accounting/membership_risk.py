@@ -1,4 +1,4 @@
-"""What a guarantee means to whoever attacks: how well can they tell whether one record was in the data?
+"""Translates a guarantee into attacks: how well can anyone tell whether one record was in the data?
 
 A membership attack looks at everything that was released and says "in" or "out". Its true-positive rate (TPR) is the
 chance of "in" when the record was there, its false-positive rate (FPR) the chance of "in" when it was not.
@@ -41,13 +41,13 @@ class MembershipRisk:
         return asdict(self)
 
     def text(self) -> str:
-        """One sentence for a report."""
+        """Return one sentence for a report."""
         rates = " and ".join(
             f"{100 * tpr:.3g} % when it may accuse {100 * fpr:g} % of the absent"
             for fpr, tpr in zip(self.false_positive_rates, self.true_positive_rates, strict=True)
         )
         return (
-            "Whoever attacks the release to learn whether one record was in the data, knowing everything else, is "
+            "An attacker who uses the release to learn whether one record was in the data, knowing everything else, is "
             f"right in at most {50 + 50 * self.advantage:.1f} % of cases where both are equally likely (50 % by "
             f"guessing), and finds a record that was there with a chance of at most {rates}."
         )
@@ -60,7 +60,7 @@ def membership_risk(
     *,
     false_positive_rates: Sequence[float] = FALSE_POSITIVE_RATES,
 ) -> MembershipRisk:
-    """The bounds for a run that did ``events`` and was shown to be (``epsilon``, ``delta``)-DP.
+    """Return the bounds for a run that did ``events`` and was shown to be (``epsilon``, ``delta``)-DP.
 
     Uses the events' composed PLD, and (ε, δ) where an event has none. ``events`` are those of one dataset, D or V.
     """
@@ -73,7 +73,7 @@ def membership_risk(
 def risk_of_events(
     events: Sequence[Event], false_positive_rates: Sequence[float] = FALSE_POSITIVE_RATES
 ) -> MembershipRisk:
-    """Bounds from the privacy profile of the composition.
+    """Derive the bounds from the privacy profile of the composition.
 
     Formal guarantee: for every ε, TPR ≤ δ(ε) + e^ε·FPR, so the infimum over all real ε bounds TPR and δ(0) bounds
     TPR − FPR; both are attained by the pair that dominates the events. δ is linear in e^ε between knots, so the
@@ -92,7 +92,7 @@ def risk_of_events(
 def risk_of_bound(
     epsilon: float, delta: float, false_positive_rates: Sequence[float] = FALSE_POSITIVE_RATES
 ) -> MembershipRisk:
-    """Bounds from (ε, δ) alone (Kairouz, Oh & Viswanath 2015): those of the worst mechanism with this guarantee."""
+    """Derive the bounds from (ε, δ) alone (Kairouz, Oh & Viswanath 2015): those of the worst mechanism with it."""
     advantage = 1.0 if math.isinf(epsilon) else (math.expm1(epsilon) + 2 * delta) / (math.exp(epsilon) + 1)
 
     def rate(fpr: float) -> float:
@@ -105,12 +105,12 @@ def risk_of_bound(
 
 
 def _at_zero(epsilons: np.ndarray, deltas: np.ndarray) -> float:
-    """δ(0): ε = 0 is a knot, or lies above all of them; below all of them δ is at most 1."""
+    """Return δ(0): ε = 0 is a knot, or lies above all of them; below all of them δ is at most 1."""
     place = round(-float(epsilons[0]) / PLD_STEP)
     return 1.0 if place < 0 else float(deltas[min(place, len(deltas) - 1)])
 
 
 def _best(epsilons: np.ndarray, deltas: np.ndarray, fpr: float) -> float:
-    """inf over ε of δ(ε) + e^ε·FPR, ε = −∞ (which says TPR ≤ 1) included."""
+    """Return the infimum over ε of δ(ε) + e^ε·FPR, ε = −∞ (which says TPR ≤ 1) included."""
     with np.errstate(over="ignore"):  # e^ε of a loss that no attack reaches may be infinite
         return min(1.0, float(np.min(deltas + np.exp(epsilons) * fpr)))

@@ -74,7 +74,7 @@ class GumbelFreeze(Event):
 
 
 def gumbel_hockey_stick(epsilon: np.ndarray, shift: float) -> np.ndarray:
-    """max over shifts of either sign, |shift| ≤ s, of the hockey-stick divergence of Gumbel noise.
+    """Return the largest hockey-stick divergence of Gumbel noise over shifts of either sign, |shift| ≤ s.
 
     With T ~ Exp(1), the loss is ``s − (1−e^{−s})·T`` when the score was moved up and
     ``−s + (e^s−1)·T`` when it was moved down; both divergences grow with the shift. The pointwise

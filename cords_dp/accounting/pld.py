@@ -17,19 +17,19 @@ _ORDERS = 20  # of the Chernoff bounds on either side
 
 
 def directions(pld: PrivacyLossDistribution) -> tuple[PLDPmf, PLDPmf]:
-    """The losses of (record present, absent) and of (absent, present); one object where they are equal."""
+    """Return the losses of (record present, absent) and of (absent, present); one object where they are equal."""
     return pld._pmf_remove, pld._pmf_add
 
 
 def knots(pmf: PLDPmf) -> tuple[np.ndarray, np.ndarray]:
-    """All ε at which the profile bends, and δ there. Between them δ is linear in e^ε."""
+    """Return all ε at which the profile bends, and δ there. Between them δ is linear in e^ε."""
     dense = pmf.to_dense_pmf()
     lower, upper = dense._lower_loss, dense._lower_loss + dense.size - 1
     return np.arange(lower, upper + 1) * dense._discretization, profile(dense, lower, upper)
 
 
 def connected_dots(deltas: np.ndarray, lower: int, step: float) -> DensePLDPmf:
-    """The pessimistic PLD on losses ``lower·step, …`` whose profile meets ``deltas`` there (Doroshenko et al. 2022).
+    """Build the pessimistic PLD on losses ``lower·step, …`` whose profile meets ``deltas`` (Doroshenko et al. 2022).
 
     dp-accounting's `create_pmf_pessimistic_connect_dots_fixed_gap`, for two dots or more, without its dictionary.
     """
@@ -45,7 +45,7 @@ def connected_dots(deltas: np.ndarray, lower: int, step: float) -> DensePLDPmf:
 
 
 def epsilon_of(pld: PrivacyLossDistribution, delta: float) -> float:
-    """The least ε at which the profile is at most δ, the larger of both directions; infinite where there is none.
+    """Find the least ε at which the profile is at most δ, the larger of both directions; infinite if there is none.
 
     dp-accounting's `get_epsilon_for_delta`, all losses at once.
     """
@@ -74,7 +74,7 @@ def _epsilon(pmf: DensePLDPmf, delta: float) -> float:
 
 
 def self_composed(pld: PrivacyLossDistribution, count: int) -> PrivacyLossDistribution:
-    """``count`` uses of one mechanism: dp-accounting's `self_compose`, in a fraction of its time.
+    """Compose ``count`` uses of one mechanism, as dp-accounting's `self_compose` does, in a fraction of its time.
 
     Formal guarantee: the same masses up to the rounding of Fourier transforms, cut by the same Chernoff bounds, with
     the same mass moved to infinity for what was cut. Only the moments are computed otherwise: e^{i·j/n} for j = 1 … 20
@@ -99,7 +99,7 @@ def _power(pmf: DensePLDPmf, count: int) -> DensePLDPmf:
 
 
 def _chernoff(masses: np.ndarray, count: int) -> tuple[int, int]:
-    """Indices between which the sum of ``count`` draws from ``masses`` lies, but for `_TAIL`."""
+    """Return indices between which the sum of ``count`` draws from ``masses`` lies, but for `_TAIL`."""
     lower, upper = 0, (len(masses) - 1) * count
     excess = math.log(2 / _TAIL)
     growth = np.exp(np.arange(len(masses)) / len(masses))
@@ -119,7 +119,7 @@ def _chernoff(masses: np.ndarray, count: int) -> tuple[int, int]:
 
 
 def pointwise_maximum(pmfs: Sequence[PLDPmf]) -> DensePLDPmf:
-    """The pessimistic PLD whose profile lies on or above the profile of each of ``pmfs``, at every ε.
+    """Build the pessimistic PLD whose profile lies on or above the profile of each of ``pmfs``, at every ε.
 
     Formal guarantee: the profiles are piecewise linear in x = e^ε with knots on the grid. Their maximum is convex,
     so the chords between its values at the knots (and 1 at x = 0) lie on or above it: connect the dots (Doroshenko et
@@ -143,7 +143,7 @@ def pointwise_maximum(pmfs: Sequence[PLDPmf]) -> DensePLDPmf:
 
 
 def profile(pmf: DensePLDPmf, lower: int, upper: int) -> np.ndarray:
-    """δ at the grid points ``lower … upper``, by a recursion in which nothing cancels.
+    """Compute δ at the grid points ``lower … upper``, by a recursion in which nothing cancels.
 
     T_k = Σ_{j>k} p_j·(1 − e^{(k−j)h}) obeys T_k = e^{−h}·T_{k+1} + (1 − e^{−h})·Σ_{j>k} p_j.
     """

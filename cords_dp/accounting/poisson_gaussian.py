@@ -70,12 +70,12 @@ class _Subsampled(PoissonSubsampledGaussianMechanism):
 
 
 def gaussian(sigma: float, count: int = 1) -> PoissonGaussian:
-    """``count`` releases by the Gaussian mechanism with noise multiplier ``sigma``."""
+    """Return ``count`` releases by the Gaussian mechanism with noise multiplier ``sigma``."""
     return PoissonGaussian(sigma=sigma, rate=1.0, count=count)
 
 
 def gaussian_pld(sigma: float, rate: float, step: float = PLD_STEP) -> PrivacyLossDistribution:
-    """The pessimistic loss distribution of one event on a grid of this step (Doroshenko et al. 2022).
+    """Return the pessimistic loss distribution of one event on a grid of this step (Doroshenko et al. 2022).
 
     dp-accounting's `from_gaussian_mechanism` with the same pair, grid and truncation, except that the profile is
     evaluated on the whole grid at once: it asks for one point after the other, which takes most of a calibration.
@@ -94,7 +94,7 @@ def _connect_dots(sigma: float, rate: float, step: float, direction: AdjacencyTy
 
 
 def _profile(loss: GaussianPrivacyLoss, epsilon: np.ndarray) -> np.ndarray:
-    """δ(ε) of one direction: the mass of P above ε less e^ε times that of Q, cut where the loss is ε."""
+    """Return δ(ε) of one direction: the mass of P above ε less e^ε times that of Q, cut where the loss is ε."""
     present = loss.adjacency_type == AdjacencyType.REMOVE
     sign = 1.0 if present else -1.0
     with np.errstate(divide="ignore"):  # a loss that is never, or always, exceeded is cut at infinity
@@ -106,7 +106,7 @@ def _profile(loss: GaussianPrivacyLoss, epsilon: np.ndarray) -> np.ndarray:
 
 
 def _log_of_mixture(epsilon: np.ndarray, rate: float) -> np.ndarray:
-    """ln(1 + (e^ε − 1)/q), and −∞ where that is no logarithm; without overflow."""
+    """Return ln(1 + (e^ε − 1)/q), and −∞ where that is no logarithm; without overflow."""
     small = np.log1p(np.maximum(np.expm1(np.minimum(epsilon, 30.0)) / rate, -1.0))
     large = epsilon - math.log(rate) + np.log1p((rate - 1) * np.exp(-np.maximum(epsilon, 30.0)))
     return np.where(epsilon > 30.0, large, small)
@@ -114,7 +114,7 @@ def _log_of_mixture(epsilon: np.ndarray, rate: float) -> np.ndarray:
 
 @lru_cache(maxsize=65536)
 def _rdp(sigma: float, rate: float, order: float) -> float:
-    """Rényi divergence of one event, from dp-accounting (Mironov, Talwar & Zhang 2019).
+    """Bound the Rényi divergence of one event, by dp-accounting (Mironov, Talwar & Zhang 2019).
 
     Formal guarantee: an upper bound in both directions, up to the rounding of float64. The direction in which the
     record is present has the larger divergence at every order (ibid., Thm. 5). Integer orders are finite sums. At
@@ -131,7 +131,7 @@ def _rdp(sigma: float, rate: float, order: float) -> float:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without a line on stderr for each order that is left out."""
+    """Keep dp-accounting's line for each order that is left out off stderr."""
     level = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)
     try:

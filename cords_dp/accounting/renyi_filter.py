@@ -1,9 +1,9 @@
-"""A privacy filter: how much may be spent when what is spent next is chosen by looking at what came out before.
+"""A privacy filter: bounds what may be spent when each event is chosen by looking at earlier outputs.
 
 Composing the events that happened to be chosen, as `composition` does for a plan, is no theorem here. With two
-mechanisms whose privacy profiles cross, whoever sees a first output can choose the one that is worse *there*; the
-result is worse than either fixed choice, although each passes the test. (Profiles and trade-off curves have no filter
-in general; the tests hold an example.) Rényi divergences of a fixed order do have one.
+mechanisms whose privacy profiles cross, an analyst who sees a first output can choose the one that is worse *there*;
+the result is worse than either fixed choice, although each passes the test. (Profiles and trade-off curves have no
+filter in general; the tests hold an example.) Rényi divergences of a fixed order do have one.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class RenyiFilter:
         return {a: self.epsilon - math.log1p(-1 / a) + math.log(delta * a) / (a - 1) for a in self.orders}
 
     def share(self, events: Sequence[Event]) -> float:
-        """How much of the budget ``events`` take: they are admitted where this is at most 1.
+        """Return the share of the budget that ``events`` take: they are admitted where it is at most 1.
 
-        A gauge, no guarantee of its own: what holds for whoever may stop when they like is the filter's (ε, δ).
+        A gauge without a guarantee: where runs may stop at any time, what holds is the filter's (ε, δ).
         """
         if not events:
             return 0.0

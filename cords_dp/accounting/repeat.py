@@ -1,9 +1,7 @@
-"""Trying a mechanism a random number of times and keeping the best output, as one event.
+"""Repeats a mechanism a random number of times and keeps the best output, as one event; and the law of that number.
 
-The random number of trials of a private tuning: its law, and how it is drawn.
-
-Whoever keeps the best of a *fixed* number of private runs pays for each of them. With a random number that nobody is
-told the price is far lower (Liu & Talwar 2019; Papernot & Steinke 2022): `repeat.RepeatAndSelect` has the theorem.
+Keeping the best of a *fixed* number of private runs costs as much as all of them. With a random number that stays
+secret the price is far lower (Liu & Talwar 2019; Papernot & Steinke 2022): `RepeatAndSelect` has the theorem.
 """
 
 from __future__ import annotations
@@ -89,7 +87,7 @@ class RepeatAndSelect(Event):
 
 
 def renyi(events: Sequence[Event], order: float) -> float:
-    """The Rényi divergence of this order of all events together."""
+    """Return the Rényi divergence of this order of all events together."""
     return sum(event.count * event.rdp(order) for event in events)
 
 
@@ -99,7 +97,7 @@ def _log_mean(event: RepeatAndSelect, order: float) -> float:
 
 @lru_cache(maxsize=256)
 def _second(trial: tuple[Event, ...], mean: float, shape: float, orders: tuple[float, ...]) -> tuple[float, float]:
-    """(1+η)·((1 − 1/λ̂)·ρ(λ̂) + ln(1/γ)/λ̂) and the λ̂ among ``orders`` at which it is least."""
+    """Return (1+η)·((1 − 1/λ̂)·ρ(λ̂) + ln(1/γ)/λ̂) and the λ̂ among ``orders`` at which it is least."""
     log = math.log(1 / TrialLaw(mean, shape).halting)
     return min(((1 + shape) * ((1 - 1 / a) * renyi(trial, a) + log / a), a) for a in orders)
 
@@ -132,7 +130,7 @@ class TrialLaw:
         return odds / log if self.shape == 0 else self.shape * odds / -math.expm1(-self.shape * log)
 
     def probabilities(self) -> Iterator[float]:
-        """P[K = 1], P[K = 2], …, without end."""
+        """Yield P[K = 1], P[K = 2], …, without end."""
         gamma, shape = self.halting, self.shape
         log = math.log(1 / gamma)
         chance = (1 - gamma) * (1 / log if shape == 0 else shape / math.expm1(shape * log))
@@ -141,7 +139,7 @@ class TrialLaw:
             chance *= (1 - gamma) * (k + shape) / (k + 1)
 
     def draw(self, rng: np.random.Generator) -> int:
-        """A number of trials. Never show it: the guarantee holds for those who do not know it.
+        """Draw a number of trials. Never show it: the guarantee holds for those who do not know it.
 
         By the inverse of the distribution function at 53 random bits; what lies beyond their resolution, some 1e-16,
         is counted to the last number that is reached.

@@ -23,14 +23,14 @@ EXIT_CODES = """exit codes:
   0    done
   1    done, and the answer is no: validate found problems, an audit refuted a claim, runs of a sweep failed
   2    not done: a wrong argument, config or file; the message says what to change
-  130  interrupted; the same command (run: with --resume) goes on
+  130  interrupted; the same command (run: with --resume) continues
   A bug ends with a traceback and code 1."""
 
 _GROUPS = (training, planning, data, experiments, auditing, completion)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry of ``cords-dp``."""
+    """Run ``cords-dp``."""
     _let_every_terminal_show_text()
     parser = build_parser()
     if "_ARGCOMPLETE" in os.environ:
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_main(argv: Sequence[str] | None = None) -> int:
-    """Entry of run_experiment.py."""
+    """Run run_experiment.py."""
     _let_every_terminal_show_text()
     parser = argparse.ArgumentParser(
         prog="run_experiment.py", description="Train one CORDS config, privately if its strategy is."
@@ -84,7 +84,7 @@ def guarded(handler: Handler, args: argparse.Namespace) -> int:
         if not is_required(package):
             raise
         return _refused(missing_package(package), args)
-    except BrokenPipeError:  # whoever read the output has seen enough, e.g. head
+    except BrokenPipeError:  # the reader of the output, e.g. head, has seen enough
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - Python flushes it once more when it exits
         return 0
     except OSError as error:  # a full disk, a folder without permission; an error inside of a library has no file name

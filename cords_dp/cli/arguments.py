@@ -18,7 +18,7 @@ Handler = Callable[[argparse.Namespace], int]
 
 
 def add_command(commands: Any, name: str, handler: Handler | None, summary: str, *examples: str) -> Any:
-    """A subcommand with its help, its examples and how much it says."""
+    """Add a subcommand with its help, its examples and how much it says."""
     shown = "examples:\n" + "\n".join(f"  cords-dp {example}" for example in examples) if examples else None
     parser = commands.add_parser(
         name,
@@ -85,7 +85,7 @@ def add_law(parser: argparse.ArgumentParser, *, default: float | None) -> None:
 
 @contextlib.contextmanager
 def loading(shown: bool) -> Iterator[None]:
-    """A word on a terminal while PyTorch is imported, which takes seconds; it is gone afterwards."""
+    """Show a word on a terminal while PyTorch is imported, which takes seconds; it is gone afterwards."""
     shown = shown and sys.stderr.isatty()
     if shown:
         print("loading PyTorch …", end="", file=sys.stderr, flush=True)

@@ -28,7 +28,7 @@ def add_commands(commands: Any) -> None:
         commands,
         "data",
         None,
-        "fetch published data; import tables of one's own, write and check their public schema",
+        "fetch published data; import your own tables, write and check their public schema",
         "data fetch adult",
         "data fetch cifar10",
         "data describe mine.csv --target income --range age=0:100 --public-schema mine.yaml",

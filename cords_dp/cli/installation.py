@@ -1,4 +1,4 @@
-"""Started by a Python that lacks our packages, for instance in a clone whose ``.venv`` is not active: what to do."""
+"""Says what to do where Python lacks our packages, for instance in a clone whose ``.venv`` is not active."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def is_required(package: str) -> bool:
 
 
 def missing_package(package: str) -> str:
-    """One line about a package that this Python does not have."""
+    """Return one line about a package that this Python does not have."""
     clone = Path(cords_dp.__file__).parents[1]
     if (clone / ".venv").is_dir() and not Path(sys.prefix).samefile(clone / ".venv"):
         fix = "this clone has its own in .venv: run `source .venv/bin/activate` first, or use .venv/bin/python"

@@ -1,4 +1,4 @@
-"""Commands that answer before anything is trained: budget, validate, check, account."""
+"""Commands that train nothing: budget, validate, check, account."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _configured(args: argparse.Namespace) -> tuple[PlannedRun, tuple[int, int]]:
 
 
 def _asked(args: argparse.Namespace) -> tuple[PlannedRun, tuple[int, int]]:
-    """The numbers of the command line as a run; checked as those of a config are."""
+    """Turn the numbers of the command line into a run, checked as those of a config are."""
     import cords_dp.selection  # noqa: F401 - registers the mechanisms
     from cords_dp.config.keys import KEYS
     from cords_dp.config.settings import PrivacySettings, SubsetSettings

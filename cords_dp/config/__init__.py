@@ -1,4 +1,4 @@
-"""Configs: CORDS' files, and the settings that they are read into. Knows no training."""
+"""Reads CORDS' config files into checked settings. Knows no training."""
 
 from cords_dp.config.files import (
     apply_override,

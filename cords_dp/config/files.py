@@ -52,7 +52,7 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> DotMap:
 
 
 def _file(path: Path) -> Path:
-    """The file that is meant: one of the user's, or one of the ready-made configs, which come with the package."""
+    """Find the file that is meant: one of the user's, or one of the ready-made configs, which come with the package."""
     if path.is_file():
         return path
     if not path.is_absolute() and ".." not in path.parts:
@@ -65,7 +65,7 @@ def _file(path: Path) -> Path:
 
 
 def _read_python(path: Path) -> Any:
-    """What the file calls ``config``. CORDS, which takes seconds, reads those that import more than this package."""
+    """Read what the file calls ``config``. CORDS, which takes seconds, reads files that import other packages."""
     if _imports(path) - {"cords_dp", "__future__"}:
         from cords_dp.cords import load_config_data
 
@@ -79,7 +79,7 @@ def _read_python(path: Path) -> Any:
 
 
 def _imports(path: Path) -> set[str]:
-    """The packages that a Python file imports, by name."""
+    """Return the packages that a Python file imports, by name."""
     names = [
         alias.name if isinstance(node, ast.Import) else node.module or ""
         for node in ast.walk(ast.parse(path.read_bytes(), str(path)))
@@ -90,7 +90,7 @@ def _imports(path: Path) -> set[str]:
 
 
 def _read_yaml(path: Path) -> Any:
-    """Plain values only. CORDS' own reader knows tags that build Python objects, and forgets to read ``.yml``."""
+    """Read plain values only. CORDS' own reader knows tags that build Python objects, and forgets to read ``.yml``."""
     import yaml
 
     given = yaml.safe_load(path.read_text())
@@ -99,7 +99,7 @@ def _read_yaml(path: Path) -> Any:
 
 
 def _refuse_sprawl(given: Any, name: str) -> None:
-    """Anchors let a short file stand for a billion values, or for itself."""
+    """Refuse anchors that let a short file stand for a billion values, or for itself."""
     level, seen = [given], 0
     while level and seen <= _MOST_VALUES:
         seen += len(level)
@@ -142,7 +142,7 @@ def _parse_value(text: str) -> Any:
 
 
 def given_copy(cfg: Any) -> Mapping[str, Any]:
-    """A read-only copy of what a config says.
+    """Return a read-only copy of what a config says.
 
     Empty dicts inside a section are left out: reading a key that is not there makes a DotMap put one there.
     """
@@ -161,7 +161,7 @@ def _given(value: Any, name: str, depth: int) -> Any:
 
 
 def frozen_copy(value: Any) -> Any:
-    """A read-only copy of a config. Live objects (a collate function, say) stay the same objects."""
+    """Return a read-only copy of a config. Live objects (a collate function, say) stay the same objects."""
     if isinstance(value, Mapping):
         return MappingProxyType({str(key): frozen_copy(part) for key, part in value.items()})
     return tuple(_python(part) for part in value) if isinstance(value, list) else _python(value)
@@ -172,12 +172,12 @@ def _python(value: Any) -> Any:
 
 
 def thawed_copy(value: Any) -> Any:
-    """A copy that CORDS may write into."""
+    """Return a copy that CORDS may write into."""
     return {key: thawed_copy(part) for key, part in value.items()} if isinstance(value, Mapping) else value
 
 
 def to_plain(cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """A config as plain dicts and lists, without live objects, ready for YAML or JSON."""
+    """Return a config as plain dicts and lists, without live objects, ready for YAML or JSON."""
     return {str(key): _plain_value(value) for key, value in cfg.items()}
 
 
@@ -195,7 +195,7 @@ def _plain_value(value: Any) -> Any:
 
 
 def config_digest(cfg: Mapping[str, Any]) -> str:
-    """A hash of what decides the gradients: one seed must not give two different trainings the same noise."""
+    """Hash what decides the gradients: one seed must not give two different trainings the same noise."""
     plain = to_plain(cfg)
     (plain.get("dataset") or {}).pop("datadir", None)
     decisive = {key: plain.get(key) for key in ("dataset", "model", "loss", "optimizer", "scheduler")}

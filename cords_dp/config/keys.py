@@ -1,8 +1,8 @@
 """The table of a config's keys, by section: the check of each value, its default and its meaning, once.
 
 CORDS' own keys, those of its train loops, and ours. ``privacy`` and the common keys of ``dss_args`` are the fields of
-the classes in `config.settings`; a mechanism's own keys are its fields, those of a source stand in its ``keys``. What
-reads a config, fills in defaults, checks, suggests and explains is made from here.
+the classes in `config.settings`; a mechanism's own keys are its fields, those of a source stand in its ``keys``. The
+code that reads a config, fills in defaults, checks, suggests and explains is made from this table.
 
 None is the same as leaving a key out. What depends on two keys, on a mechanism or on the data is checked where it is
 used; here stands what can be said about a value by itself.
@@ -208,7 +208,7 @@ SECTIONS: Mapping[str, Section] = {
         "feature_cache": Key(flag, None, "keep the records' features on disk, for their owner alone"),
     }),
     "ckpt": Section("CORDS' checkpoint; the ledger lies beside it.", {
-        "is_load": Key(flag, False, "go on from the last checkpoint (`--resume`)"),
+        "is_load": Key(flag, False, "continue from the last checkpoint (`--resume`)"),
         "is_save": Key(flag, False, "write checkpoints"),
         "dir": Key(path, "results/", "where"),
         "save_every": Key(count, 1, "every so many epochs"),
@@ -290,7 +290,7 @@ _OF_ANY_SOURCE = ("name", "datadir", "feature", "type")
 
 
 def section_keys(name: str, values: Mapping[str, Any]) -> Mapping[str, Key]:
-    """The keys that a section may have. Those of ``dataset`` depend on its name."""
+    """Return the keys that a section may have. Those of ``dataset`` depend on its name."""
     source = values.get("name")
     if name != "dataset" or not isinstance(source, str) or source not in SOURCE_KEYS:
         return KEYS[name]

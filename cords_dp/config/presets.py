@@ -49,7 +49,7 @@ _LINEAR: dict[str, Any] = {
     "optimizer": {"lr": 0.2},
     "privacy": {"ema_decay": 0.9},
 }
-# Records of one's own: vectors of a known length. The batch and the learning rate follow the plan.
+# The user's own records: vectors of a known length. The batch and the learning rate follow the plan.
 _OWN: dict[str, Any] = {
     "model": {"architecture": "LinearHead"},
     "dataset": {"type": "tabular"},
@@ -96,7 +96,7 @@ _PAPER_MODELS: dict[str, tuple[str, int, float]] = {
 
 
 def paper_model(dataset: str) -> dict[str, Any]:
-    """Changes to a config that train a network from scratch at the paper's scale (a GPU is needed for images)."""
+    """Return changes to a config that train a network from scratch at the paper's scale (images need a GPU)."""
     if dataset not in _PAPER_MODELS:
         raise ConfigError("dataset.name", dataset, f"the paper has {', '.join(_PAPER_MODELS)}")
     architecture, batch, lr = _PAPER_MODELS[dataset]
@@ -118,7 +118,7 @@ PAPER_SELECTION: dict[str, Any] = {
 
 
 def paper_config(dataset: str, strategy: str, *, fraction: float = 0.1, epsilon: float = 3.0) -> dict[str, Any]:
-    """The paper's own setting for one dataset and strategy: what the files in configs/paper hold."""
+    """Build the paper's own setting for one dataset and strategy: what the files in configs/paper hold."""
     config = config_for(dataset, strategy, privacy={"epsilon": epsilon, "delta": 1e-5})
     merge_into(config, paper_model(dataset))
     if strategy != "FullDP":
@@ -129,7 +129,7 @@ def paper_config(dataset: str, strategy: str, *, fraction: float = 0.1, epsilon:
 
 
 def config_for(dataset: str, strategy: str, /, **changes: dict[str, Any]) -> dict[str, Any]:
-    """A complete config for one dataset and strategy; ``changes`` are sections with the keys that differ."""
+    """Build a complete config for one dataset and strategy; ``changes`` are sections with the keys that differ."""
     config = copy.deepcopy(_COMMON)
     merge_into(config, {"dataset": {"name": dataset}, "dss_args": {"type": strategy}})
     # other names are those of sources (datasets.sources)

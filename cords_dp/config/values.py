@@ -113,7 +113,7 @@ def section(key: str, value: Any) -> Mapping[str, Any]:
 
 
 def file_name(key: str, value: Any) -> str:
-    """A text that becomes part of a path: it must not lead elsewhere."""
+    """Check a text that becomes part of a path: it must not lead elsewhere."""
     if (
         not isinstance(value, str)
         or not value
@@ -137,7 +137,7 @@ def path(key: str, value: Any) -> Path:
 
 
 def folder(key: str, value: Any) -> Path:
-    """A path where a folder is, or can be made: what is there already is looked at, nothing is written."""
+    """Check a path where a folder is, or can be made: what is there already is looked at, nothing is written."""
     wanted = path(key, value)
     try:
         there = next(part for part in (wanted.absolute(), *wanted.absolute().parents) if part.exists())
@@ -162,7 +162,7 @@ def function(key: str, value: Any) -> Any:
 
 
 def suggest(key: object, known: Iterable[str]) -> str:
-    """What to do about an unknown key."""
+    """Say what to do about an unknown key."""
     known = sorted(known)
     close = difflib.get_close_matches(str(key), known, n=1)
     return f"unknown key; did you mean {close[0]!r}?" if close else f"unknown key; known are {known}"

@@ -1,4 +1,4 @@
-"""A table of one's own, here UCI's Adult: fetch it with ``python -m cords_dp data fetch adult``."""
+"""Your own table, here UCI's Adult: fetch it with ``python -m cords_dp data fetch adult``."""
 
 from cords_dp import config_for
 

@@ -64,7 +64,7 @@ def _colours(draws: np.ndarray) -> np.ndarray:
 
 @lru_cache(maxsize=1)
 def _compiled_fall() -> Callable[..., None]:
-    from numba import njit  # late: whoever has no images needs no compiler
+    from numba import njit  # here: only images need a compiler
 
     return njit(nogil=True)(_fall)  # no fastmath: the same numbers everywhere
 

@@ -14,7 +14,7 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def make_private_ready(model: nn.Module) -> tuple[nn.Module, list[str]]:
-    """Replace what mixes records inside a batch; return the model and what was replaced, in words.
+    """Replace what mixes records inside a batch; return the model and a description of what was replaced.
 
     BatchNorm computes statistics over the batch, so one record's activations would depend on the
     others'. It becomes GroupNorm, which looks at one record at a time. The learning behaviour changes,

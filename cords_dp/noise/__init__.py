@@ -1,1 +1,1 @@
-"""Chance and bounds: generators, clipping, and the mechanisms that add noise. Pure functions."""
+"""Random generators, clipping, and the mechanisms that add noise. Pure functions."""

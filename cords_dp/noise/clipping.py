@@ -25,12 +25,12 @@ def finite_or_zero(rows: Tensor) -> Tensor:
 
 
 def keep_rows(rows: Tensor, kept: Tensor) -> Tensor:
-    """Rows where ``kept`` holds, zeros elsewhere, also where the row is NaN (0 · NaN would be NaN)."""
+    """Return rows where ``kept`` holds and zeros elsewhere, also where the row is NaN (0 · NaN would be NaN)."""
     return torch.where(kept.reshape(-1, *[1] * (rows.dim() - 1)), rows, torch.zeros_like(rows))
 
 
 def row_norms(rows: Tensor) -> Tensor:
-    """The L2 norm of each row, in float64 whatever the rows are.
+    """Return the L2 norm of each row, in float64 whatever the rows are.
 
     Formal guarantee: for rows of n numbers in float32 or less the relative error is at most n · 2⁻⁵³, in whatever order
     they are added: their squares are exact in float64 and cannot overflow. In float32 it is thousands of times larger
@@ -49,7 +49,7 @@ def row_norms(rows: Tensor) -> Tensor:
 
 
 def rounding_slack(elements: int, dtype: torch.dtype) -> float:
-    """What `clip_factors` has to leave room for where `row_norms` measured vectors of so many elements in ``dtype``.
+    """Return the room that `clip_factors` must leave for vectors of so many elements in ``dtype``, by `row_norms`.
 
     The norm's own error, at most n · 2⁻⁵³, counted twice; and two roundings in ``dtype``, half an eps each, while the
     clipped vector is formed, counted four times over.
@@ -87,7 +87,7 @@ def sum_slack(batch_size: int, piece: int) -> float:
 
 
 def clip_factors(norms: Tensor, max_norm: float, *, normalise: bool = False, slack: float = 1e-6) -> Tensor:
-    """Factors that bring vectors of the given norms to norm at most ``max_norm``.
+    """Return factors that bring vectors of the given norms to norm at most ``max_norm``.
 
     Formal guarantee: ``factor · norm · (1 + slack) ≤ max_norm`` for every non-negative norm, up to the rounding of the
     norms' own type. ``slack`` absorbs errors of the norm and of the product. Norms that are not
@@ -104,7 +104,7 @@ def clip_factors(norms: Tensor, max_norm: float, *, normalise: bool = False, sla
 
 
 def rounded_down(factors: Tensor, dtype: torch.dtype) -> Tensor:
-    """Non-negative factors in a shorter type, never larger than they were: rounding to nearest may lift a bound."""
+    """Round non-negative factors to a shorter type, never up: rounding to nearest may lift a bound."""
     rounded = factors.to(dtype)
     below = torch.nextafter(rounded, torch.zeros_like(rounded))
     return torch.where(rounded.to(factors.dtype) > factors, below, rounded)

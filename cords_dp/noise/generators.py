@@ -1,8 +1,10 @@
-"""Where noise comes from: float64 normals from a cipher whose key the operating system drew.
+"""Draws noise, as float64 normals from a cipher whose key the operating system drew, and seeds the streams of a run.
 
-Formal guarantees ----------------- Generator: AES-128 (FIPS 197, all ten rounds) in counter mode, by `randomgen`; its
-output is checked against the standard's own example. The key has the full 128 bits. Whoever cannot tell AES from
-random blocks cannot tell these bits from coins, so a Gaussian event holds against observers of bounded computing
+Formal guarantees
+-----------------
+Generator: AES-128 (FIPS 197, all ten rounds) in counter mode, by `randomgen`; its
+output is checked against the standard's own example. The key has the full 128 bits. An observer who cannot tell AES
+from random blocks cannot tell these bits from coins, so a Gaussian event holds against observers of bounded computing
 power, also after they have seen every other draw.
 
 Normals: numpy's ziggurat in float64. In its tail it draws ``r − ln(U)/r`` from 53-bit uniforms, so values reach 12.2
@@ -12,17 +14,12 @@ float32 normals end at 5.77: 8·10⁻⁹ a coordinate and step, which is more th
 Not covered: what the spacing of floating-point numbers tells about the value below the noise. ``secure=True`` makes the
 known attack infeasible, see `standard_normal`.
 
-Separate streams of chance, public ones from the seed and secret ones from the operating system.
-
-Data, model initialisation, selection, batches and noise never share a generator: drawing one batch more must not change
-which noise is added.
-
-Formal guarantees
------------------
-A seed fixes what is public, the data split and the initial weights, and nothing else: people count seeds from 0 up, and
-whoever guesses the seed of a noise subtracts it. Every other stream is a cryptographic generator (`mechanisms.noise`).
-Its key is the HMAC-SHA-512 of the stream's name, attempt, context and rank under 256 bits of the operating system's
-entropy: no stream tells anything about another, and nothing is kept from which one could be drawn again.
+Streams: data, model initialisation, selection, batches and noise never share a generator: drawing one batch more must
+not change which noise is added. Public streams come from the seed, secret ones from the operating system. A seed fixes
+what is public, the data split and the initial weights, and nothing else: people count seeds from 0 up, and a guessed
+seed is enough to subtract the noise. Every other stream is a cryptographic generator. Its key is the HMAC-SHA-512 of
+the stream's name, attempt, context and rank under 256 bits of the operating system's entropy: no stream tells anything
+about another, and nothing is kept from which one could be drawn again.
 
 ``reproducible=True`` derives those keys from the seed instead. Such a run repeats, and is **not private**.
 
@@ -53,7 +50,7 @@ Noise = Callable[[Shape], np.ndarray]  # float64 standard normals, in an array t
 
 
 def secure_generator(key: bytes | None = None) -> np.random.Generator:
-    """A cryptographic generator. Without a key the operating system draws one, which is kept nowhere else.
+    """Make a cryptographic generator. Without a key the operating system draws one, which is kept nowhere else.
 
     With a key the stream is repeatable, on machines with and without AES instructions (there about twelve times
     slower); it is as secret as the key is.
@@ -66,7 +63,7 @@ def secure_generator(key: bytes | None = None) -> np.random.Generator:
 
 
 def standard_normal(rng: np.random.Generator, shape: Shape, secure: bool = False) -> np.ndarray:
-    """Independent N(0, 1) values in float64.
+    """Draw independent N(0, 1) values in float64.
 
     ``secure``: each value is the sum of four draws over two, exactly N(0, 1) again. One float64 draw can take few of
     the numbers near it, and which ones tells what was added to it (Mironov 2012); to invert a sum of four an attacker
@@ -81,7 +78,7 @@ def standard_normal(rng: np.random.Generator, shape: Shape, secure: bool = False
 
 
 def noise_source(rng: np.random.Generator, *, secure: bool = False) -> Noise:
-    """What `PrivateEngine` asks for noise: `standard_normal` of one generator, which nothing else may use."""
+    """Return the noise of a `PrivateEngine`: `standard_normal` of one generator, which nothing else may use."""
 
     def draw(shape: Shape) -> np.ndarray:
         return standard_normal(rng, shape, secure)
@@ -122,7 +119,7 @@ class Streams:
         return 0 if self.seed is None else self.seed
 
     def numpy(self, stream: str, *, rank: int = 0) -> np.random.Generator:
-        """The generator of a stream. ``rank`` tells apart processes of one run where they must not draw alike."""
+        """Return the generator of a stream. ``rank`` separates processes of one run that must not draw alike."""
         if stream in _PUBLIC:
             sequence = np.random.SeedSequence([self.public_seed, _PUBLIC.index(stream)])
             return np.random.Generator(np.random.PCG64DXSM(sequence))
@@ -143,7 +140,7 @@ class Streams:
 
 
 def seed_global_generators(streams: Streams, rank: int) -> None:
-    """Dropout and CORDS' own strategies draw from the global generators; no two ranks drop out alike.
+    """Seed the global generators, from which dropout and CORDS' strategies draw; no two ranks drop out alike.
 
     A private run seeds them, too, from the operating system: many scripts begin with ``torch.manual_seed(0)``.
     """

@@ -1,19 +1,15 @@
-"""The Gaussian mechanism.
+"""The Gaussian mechanism, private quantiles and the exponential mechanism.
 
-Private quantiles: how many scores lie above each of many thresholds, in one Gaussian release.
+Private quantiles count how many scores lie above each of many thresholds, in one Gaussian release. Adding noise to
+every cell of a histogram and summing cells makes the error of a tail count grow with the square root of the number of
+cells in it. Here the cumulative sum is factored as L·R with L = R the square root of the lower triangular matrix of
+ones: noise goes on R·x, and L turns the result into all tail counts at once. The error of every tail count is about
+(1 + ln(bins)/π) noise multipliers, whichever tail it is (Fichtenberger, Henzinger & Upadhyay 2023).
 
-Adding noise to every cell of a histogram and summing cells makes the error of a tail count grow with the
-square root of the number of cells in it. Here the cumulative sum is factored as L·R with L = R the square root of
-the lower triangular matrix of ones: noise goes on R·x, and L turns the result into all tail counts at once. The
-error of every tail count is about (1 + ln(bins)/π) noise multipliers, whichever tail it is
-(Fichtenberger, Henzinger & Upadhyay 2023).
-
-The exponential mechanism for picking records by score.
-
-One pick takes record ``e`` with probability proportional to ``exp(ε₀ · u_e / 2Δ)``. Several picks
-without replacement while the scores stand still have the law of one *Gumbel-top-m* draw: add
-independent Gumbel noise to ``ε₀ u / 2Δ`` and keep the m largest. That identity ends as soon as a
-score changes, and `ScoreFreeze` holds the caller to it. `proposed_picks` has the same law and reads few scores.
+The exponential mechanism picks records by score. One pick takes record ``e`` with probability proportional to
+``exp(ε₀ · u_e / 2Δ)``. Several picks without replacement while the scores stand still have the law of one
+*Gumbel-top-m* draw: add independent Gumbel noise to ``ε₀ u / 2Δ`` and keep the m largest. That identity ends as soon as
+a score changes, and `ScoreFreeze` holds the caller to it. `proposed_picks` has the same law and reads few scores.
 
 Formal guarantees
 -----------------
@@ -23,10 +19,10 @@ Unit: one record, zero-out (the null record stays in the index set with score 0)
   ratio has range ε₀ (bounded range), hence ε₀²/8-zCDP [Cesar & Rogers 2021, Lemma 3.4].
 * If it moves **only that record's own** score, by at most Δ, one pick is ε₀/2-DP, and a whole freeze
   of m picks is post-processing of the noisy score vector, of which a single coordinate is shifted by
-  at most ε₀/2: its cost does not depend on m. See `accounting.events.GumbelFreeze`.
+  at most ε₀/2: its cost does not depend on m. See `accounting.picks.GumbelFreeze`.
 
 All arithmetic is in float64. Scores that are not finite count as 0 before anything else. The generator that callers
-hand over is a cryptographic one (`seeding.Streams.numpy`); numpy's Gumbel noise, from 53-bit uniforms, reaches from
+hand over is a cryptographic one (`generators.Streams.numpy`); numpy's Gumbel noise, from 53-bit uniforms, reaches from
 −3.6 to 36.7, beyond which the law has 2·10⁻¹⁶ a record. Floating point side channels of it are not covered.
 """
 
@@ -56,7 +52,7 @@ def gaussian_release(
 ) -> np.ndarray:
     """Release ``total`` with noise N(0, (noise_multiplier · sensitivity)²) on every coordinate.
 
-    ``secure`` draws the noise so that floating-point attacks on it fail (`noise.standard_normal`). ``noiseless``
+    ``secure`` draws the noise so that floating-point attacks on it fail (`generators.standard_normal`). ``noiseless``
     releases the total as it is, for runs without privacy; it has to be said, for a noise multiplier that went missing
     says nothing.
 
@@ -80,7 +76,7 @@ def gaussian_release(
 
 
 def finite_sum(total: np.ndarray) -> np.ndarray:
-    """A sum in float64, refused if it is not finite: one record would then show through any noise."""
+    """Return a sum in float64; refuse one that is not finite: one record would then show through any noise."""
     total = np.asarray(total, dtype=np.float64)
     if not np.isfinite(total).all():
         raise MechanismError("a sum to be released holds NaN or infinity; bound every record's part first")
@@ -88,12 +84,12 @@ def finite_sum(total: np.ndarray) -> np.ndarray:
 
 
 def score_cells(scores: np.ndarray, bins: int) -> np.ndarray:
-    """The cell of each score: equal cells on the public range [−1, 1]."""
+    """Return the cell of each score: equal cells on the public range [−1, 1]."""
     return np.clip(((np.asarray(scores, dtype=np.float64) + 1) / 2 * bins).astype(np.int64), 0, bins - 1)
 
 
 def tail_histogram(scores: np.ndarray, labels: np.ndarray, *, classes: int, bins: int) -> tuple[np.ndarray, float]:
-    """R·x for the joint class × score histogram x, and the L2 norm by which one record can move it.
+    """Return R·x for the joint class × score histogram x, and the L2 norm by which one record can move it.
 
     Formal guarantees
     -----------------
@@ -116,13 +112,13 @@ def tails_from(noisy: np.ndarray) -> np.ndarray:
 
 
 def tail_noise(noise_multiplier: float, bins: int) -> float:
-    """The standard deviation of the noisiest of the tail counts."""
+    """Return the standard deviation of the noisiest of the tail counts."""
     column = root_column(bins)
     return noise_multiplier * float(column @ column)
 
 
 def threshold_for(tail_counts: np.ndarray, target: float) -> float:
-    """The score above which about ``target`` records lie. Post-processing of noisy tail counts for one class.
+    """Find the score above which about ``target`` records lie. Post-processing of noisy tail counts for one class.
 
     Noisy counts need not fall monotonically; the running maximum from the top does. Inside a cell the scores are
     taken as evenly spread. 1 if no record is wanted, −1 if all are.
@@ -141,12 +137,12 @@ def threshold_for(tail_counts: np.ndarray, target: float) -> float:
 
 @lru_cache(maxsize=16)
 def _square_root(size: int) -> np.ndarray:
-    """R with R·R = the lower triangular matrix of ones: a Toeplitz matrix."""
+    """Return R with R·R = the lower triangular matrix of ones: a Toeplitz matrix."""
     return toeplitz(root_column(size), np.zeros(size))
 
 
 def root_column(size: int) -> np.ndarray:
-    """The first, and longest, column of R: binom(2i, i)/4^i."""
+    """Return the first, and longest, column of R: binom(2i, i)/4^i."""
     return np.cumprod(np.concatenate([[1.0], 1 - 0.5 / np.arange(1, size)]))
 
 
@@ -169,12 +165,12 @@ def _finite_or_zero(scores: np.ndarray) -> np.ndarray:
 
 
 def bounded_scores(scores: ArrayLike, bound: float) -> np.ndarray:
-    """Scores in [−bound, bound]. One that is not finite is 0, a null record's: clipped first, infinity would win."""
+    """Bring scores into [−bound, bound]. One that is not finite becomes 0 first: clipped, infinity would win."""
     return np.clip(_finite_or_zero(np.asarray(scores, dtype=np.float64)), -bound, bound)
 
 
 def pick_probabilities(scores: ArrayLike, *, epsilon0: float, sensitivity: float) -> np.ndarray:
-    """The law of one pick: probabilities proportional to ``exp(ε₀ u / 2Δ)``."""
+    """Return the law of one pick: probabilities proportional to ``exp(ε₀ u / 2Δ)``."""
     logits = _logits(scores, epsilon0, sensitivity)
     weights = np.exp(logits - logits.max())
     return weights / weights.sum()
@@ -236,8 +232,9 @@ def proposed_picks(
 
 
 def enough_proposals(n: int, m: int, missing: int, bound: float, epsilon0: float, sensitivity: float) -> int:
-    """Proposals that give the last ``missing`` of m picks of n but with a chance of `_SECOND_ROUND`, whatever the
-    scores are. With ``missing`` = m a public number.
+    """Return how many proposals give the last ``missing`` of m picks of n, whatever the scores are.
+
+    They do not suffice with a chance of `_SECOND_ROUND` at most. With ``missing`` = m a public number.
 
     Proof: a proposal is accepted with chance exp(−ε₀·bound/Δ) at least, and is not among the fewer than m that were
     picked with chance (n − m + 1)/n at least: together p. By Bernstein's inequality T proposals give fewer than Tp − t
@@ -251,7 +248,7 @@ def enough_proposals(n: int, m: int, missing: int, bound: float, epsilon0: float
 
 
 def check_size(size: int, records: int) -> None:
-    """Refuse what is no number of distinct records."""
+    """Refuse a size that is no number of distinct records."""
     if not (isinstance(size, Integral) and not isinstance(size, bool) and 0 <= size <= records):
         raise MechanismError(f"cannot pick {size!r} of {records} records without replacement")
 

@@ -1,4 +1,4 @@
-"""Planning: what a run will release and what it will cost, before any data is read."""
+"""Plans what a run will release and what it will cost, before any data is read."""
 
 from cords_dp.planning.build import build_plan, price_of_selection
 from cords_dp.planning.mechanism import (

@@ -1,11 +1,11 @@
-"""What a budget buys, without running anything: noise, steps, cost over epochs, and the price of each way to select.
+"""Computes what a budget buys, without running anything: noise, steps, cost over epochs, the price of selecting.
 
 The plan itself is the run's own, by its accountant. What is only compared with it (other ways of selecting, the curve
-of ε) comes from the rough accountant: an upper bound too, within a per cent.
+of ε) comes from the rough accountant: an upper bound too, within a per cent. A budget is rendered as text for readers
+and as JSON for programs.
 
-A budget for readers: as text, and as JSON for programs.
-
-Which strategy, which share of the records, how many epochs? A rule, checked against what was measured.
+`advise` answers which strategy, which share of the records and how many epochs, by a rule that is checked against what
+was measured:
 
 1. **Strategy.** Where training and validation data are known to be alike, FullDP: selection cannot gain. Otherwise, or
    where nobody knows, GLISTERDP with ``align``: where they are alike after all it draws uniformly and costs a per
@@ -41,7 +41,7 @@ _POINTS = 8  # of the curve of ε: each is a composition of its own
 
 
 class PlannedRun(Protocol):
-    """What a budget needs of a resolved config."""
+    """The part of a resolved config that a budget needs."""
 
     @property
     def privacy(self) -> PrivacySettings | None: ...
@@ -111,7 +111,7 @@ class Budget:
 
 
 def budget_of(run: PlannedRun, n: int, n_validation: int) -> Budget | str:
-    """The budget of a private run with noise; a sentence where there is none to plan."""
+    """Return the budget of a private run with noise, or a sentence where there is none to plan."""
     plan = run.plan(n, n_validation)
     if plan is None:
         return "This strategy is not private: there is no budget to plan."
@@ -168,7 +168,7 @@ def _alternatives(run: PlannedRun, base: PrivacyPlan) -> Iterator[Alternative]:
 
 
 def _like(given: Mechanism | None, kind: type[Mechanism], changes: dict) -> Mechanism:
-    """A mechanism of another kind with the keys that both have."""
+    """Build a mechanism of another kind with the keys that both have."""
     shared = {f.name: getattr(given, f.name) for f in fields(given) if f.name in kind.own_keys()} if given else {}
     return kind(**{**shared, **changes})
 
@@ -192,7 +192,7 @@ _COLUMNS = ("way of selecting", "epsilon0", "sigma sel", "eps select", "rate", "
 
 
 def budget_text(run: PlannedRun, n: int, n_validation: int) -> str:
-    """The plan of a config and what each way of selecting would cost for the same config."""
+    """Describe the plan of a config and what each way of selecting would cost for it."""
     budget = budget_of(run, n, n_validation)
     return budget if isinstance(budget, str) else text_of(budget)
 
@@ -287,7 +287,7 @@ def _validation_row(plan: PrivacyPlan) -> list[tuple[str, str]]:
 
 
 def _curve_text(budget: Budget) -> str:
-    """ε after some of the epochs; V's only where V is charged."""
+    """Describe ε after some of the epochs; V's only where V is charged."""
     on_v = any(v for _, _, v in budget.curve)
     rows = [("epoch", [f"{e:>6}" for e, _, _ in budget.curve])]
     rows.append(("eps on D", [f"{d:>6.2f}" for _, d, _ in budget.curve]))
@@ -327,7 +327,7 @@ _EPOCHS = 40
 
 @dataclass(frozen=True)
 class Advice:
-    """What the rule says. ``why``: in a sentence."""
+    """The rule's answer. ``why``: in a sentence."""
 
     strategy: str
     mechanism: str | None
@@ -341,7 +341,7 @@ class Advice:
 
 
 def advise(compute: float, shift: str = UNKNOWN) -> Advice:
-    """The rule. ``compute``: gradients an epoch that can be afforded, as a share of the records."""
+    """Apply the rule. ``compute``: gradients an epoch that can be afforded, as a share of the records."""
     if shift == ALIKE:
         return Advice("FullDP", None, compute, _EPOCHS, "Where D and V are alike, selection cannot gain.")
     why = "Where D and V differ it gains points; where they are alike it draws uniformly, for a little noise."

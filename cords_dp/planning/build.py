@@ -1,4 +1,4 @@
-"""Making a plan: the schedule, what is refused, and the noise that meets the budget."""
+"""Builds a plan: lays out the schedule, refuses what has no proof, and finds the noise that meets the budget."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def build_plan(
 
 
 def _with_branches(plan: PrivacyPlan, concentrations: tuple[float, ...]) -> PrivacyPlan:
-    """Noise for each branch: in the proportions that each alone would need, and together as much as the choice costs.
+    """Calibrate the noise of each branch: in the proportions that each alone would need, scaled to pay for the choice.
 
     The proportions need not be exact; what the whole costs is for the run's accountant to say.
     """
@@ -115,7 +115,7 @@ def _with_branches(plan: PrivacyPlan, concentrations: tuple[float, ...]) -> Priv
 
 
 def _alone(plan: PrivacyPlan, rate: float, *, first: float | None = None, start: float = 2.0) -> float:
-    """σ of one branch if there were no choice; ``first``: of the steps before the choice, by default the same."""
+    """Return σ of one branch if there were no choice. ``first``: of the steps before the choice, by default σ."""
     before = [plan.step_event(epoch) for epoch in plan.shape.epochs if epoch.steps and not epoch.branched]
     other = _besides_steps(plan)
     accountant = "rdp" if plan.privacy.accountant == "rdp" else ROUGH
@@ -129,7 +129,7 @@ def _alone(plan: PrivacyPlan, rate: float, *, first: float | None = None, start:
 
 
 def _at_rate(plan: PrivacyPlan, rate: float) -> PrivacyPlan:
-    """The plan with all branched steps at one rate, as if there were no choice."""
+    """Return the plan with all branched steps at one rate, as if there were no choice."""
     epochs = tuple(
         replace(epoch, rate=rate, branched=False) if epoch.branched else epoch for epoch in plan.shape.epochs
     )
@@ -160,7 +160,7 @@ def _sizes(
 
 
 def price_of_selection(plan: PrivacyPlan, *, rate: float | None = None) -> float:
-    """By how much the training noise exceeds that of the same steps without selection: 0.01 is one per cent.
+    """Return by how much the training noise exceeds that of the same steps without selection: 0.01 is one per cent.
 
     ``rate``: at which those steps would sample, where selection changes that too; of branches, the first, which is that
     of a uniform draw. Both by the rough accountant, to a ten-thousandth, so that a price of half a per cent means it.
@@ -200,7 +200,7 @@ def _delta(privacy: PrivacySettings, shape: Shape) -> float:
 
 
 def _calibrate_preparation(plan: PrivacyPlan, preparation: Preparation) -> float:
-    """The noise multiplier at which the release before training costs its share of ε by itself."""
+    """Find the noise multiplier at which the release before training costs its share of ε by itself."""
     target = preparation.share * plan.privacy.epsilon
 
     def cost_of(sigma: float, accountant: str) -> float:
@@ -211,7 +211,7 @@ def _calibrate_preparation(plan: PrivacyPlan, preparation: Preparation) -> float
 
 
 def _calibrate_selection(plan: PrivacyPlan) -> float:
-    """The mechanism's parameter at which selection alone costs (1 − split)·ε."""
+    """Find the mechanism's parameter at which selection alone costs (1 − split)·ε."""
     mechanism, rounds = plan.mechanism, plan.shape.rounds
     assert mechanism is not None
     target = (1 - plan.split) * plan.privacy.epsilon
@@ -230,7 +230,7 @@ def _calibrate_selection(plan: PrivacyPlan) -> float:
 
 
 def _calibrate_validation(plan: PrivacyPlan) -> float:
-    """σ_v such that V's releases cost (ε, δ), or the user's own if it fits."""
+    """Find σ_v at which V's releases cost (ε, δ), or take the user's own if it fits."""
 
     def cost_of(sigma: float, accountant: str = plan.privacy.accountant) -> float:
         return epsilon_bound(validation_events(plan, sigma), plan.delta, accountant).epsilon
@@ -250,7 +250,7 @@ def _calibrate_validation(plan: PrivacyPlan) -> float:
 
 
 def validation_events(plan: PrivacyPlan, sigma: float) -> list[Event]:
-    """What all selections of a run would charge to V at this noise multiplier."""
+    """List what all selections of a run would charge to V at this noise multiplier."""
     assert plan.mechanism is not None
     releases = plan.mechanism.releases(SelectionNoise(1.0, sigma), plan.privacy, plan.shape.sizes)
     on_v = [r.event for r in releases if r.dataset == VALIDATION_DATA and r.event is not None]
@@ -258,13 +258,13 @@ def validation_events(plan: PrivacyPlan, sigma: float) -> list[Event]:
 
 
 def _calibrate_training(plan: PrivacyPlan) -> float:
-    """σ such that the total on D meets the budget."""
+    """Find σ at which the total on D meets the budget."""
     problem = ("training", merge(_charged_with_training(plan)), _training_delta(plan))
     return _calibrated(plan, problem, _training_cost(plan), _training_target(plan))
 
 
 def _training_noise(plan: PrivacyPlan, target: float | None = None) -> float:
-    """σ by the plan's accountant to a ten-thousandth of ε: to compare plans by, not for runs."""
+    """Find σ by the plan's accountant to a ten-thousandth of ε: to compare plans by, not for runs."""
     cost_of, aim = _training_cost(plan), _training_target(plan) if target is None else target
     return calibrate(lambda sigma: cost_of(sigma, plan.privacy.accountant), aim, start=2.0, rising=False, lowest=0.9999)
 
@@ -287,7 +287,7 @@ def _training_delta(plan: PrivacyPlan) -> float:
 
 
 def _charged_with_training(plan: PrivacyPlan) -> list[Event]:
-    """What shares a budget with the steps: everything on D, but selections where these have a budget of their own."""
+    """List what shares a budget with the steps: everything on D, except selections with a budget of their own."""
     entries = [e for e in plan.entries() if e.dataset == TRAINING_DATA]
     return [e.event for e in entries if not (_apart(plan) and e.phase == SELECTION)]
 
@@ -316,9 +316,9 @@ def _calibrated(
     start: float = 2.0,
     rising: bool = False,
 ) -> float:
-    """The noise at which the run's accountant finds [0.995, 1]·target, from wherever the search begins.
+    """Find the noise at which the run's accountant finds [0.995, 1]·target, from wherever the search begins.
 
-    It begins at what the same ``problem`` gave before (`noise_cache`, which is not believed), or at the answer of the
+    It begins at the cached answer to the same ``problem`` (`noise_cache`, which is never trusted), or at that of the
     rough accountant, which takes a hundredth of the time.
     """
     accountant = plan.privacy.accountant
@@ -356,5 +356,5 @@ def _besides_steps(plan: PrivacyPlan) -> list[Event]:
 
 
 def training_events(plan: PrivacyPlan) -> list[Event]:
-    """Everything that the run charges to D."""
+    """List everything that the run charges to D."""
     return [entry.event for entry in plan.entries() if entry.dataset == TRAINING_DATA]

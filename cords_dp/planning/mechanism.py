@@ -1,4 +1,4 @@
-"""What a selection mechanism is, and the mechanisms by name.
+"""Defines selection mechanisms and registers them by name.
 
 A mechanism is a frozen object whose fields are its keys in ``dss_args``. It checks itself, lays out the schedule, lists
 what it releases and builds the selector that does the work. Plan, budget, statement, report and docs read the registry
@@ -6,10 +6,9 @@ and never ask for a mechanism by name.
 
 To write one: subclass `Mechanism`, `register_mechanism` it, and set ``dss_args.mechanism`` to its name. The package
 charges what `releases` declares before a selector can draw it, refuses to draw more, and draws the batches itself at
-the charged rate. What a mechanism declares itself is believed: the *sensitivity* of each release (and `own_score`), and
-that nothing about the records goes past `Releases`, which no interface in Python can prevent. ``cords-dp audit``
-replays every registered mechanism without single records, on data of several shapes, and finds what was declared too
-low.
+the charged rate. Two things are taken on trust: the *sensitivity* of each release (and `own_score`), and that nothing
+about the records goes past `Releases`, which no interface in Python can prevent. ``cords-dp audit`` replays every
+registered mechanism without single records, on data of several shapes, and finds what was declared too low.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Release:
     description: what it is and what its sensitivity means, for the privacy statement.
     own_score: of picks by the exponential mechanism: zeroing a record moves its own score and no other. Then picks of
         ε₀ have log-likelihood ratios of range ε₀/2, else ε₀.
-    before_training: it is no selection's, but released once, before the first step (`planning.preparation`).
+    before_training: it is no selection's, but released once, before the first step (`schedule.Preparation`).
     """
 
     name: str
@@ -87,7 +86,7 @@ class Mechanism(ABC):
     privacy_keys: which of the keys in ``privacy`` that concern selection it uses.
     sharded: all that it takes from the records before noise are sums over records, handed to `Releases`, and what it
         decides about a record follows from that record and released values; its pool is one of ``context.training``'s
-        records. Several processes can then select together, each on its own records (`distributed`).
+        records. Several processes can then select together, each on its own records (`processes`).
     uses_average: it looks through the averaged weights, where an average is kept, instead of the last ones.
     noise_symbol, cost_rises: the parameter that is calibrated on D, and whether the cost rises with it.
     """
@@ -104,7 +103,7 @@ class Mechanism(ABC):
     cost_rises: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        """Refuse wrong values, whoever makes the object: sensitivities are proved for checked values only."""
+        """Refuse wrong values, however the object was made: sensitivities are proved for checked values only."""
         check_keys("dss_args", vars(self), keys_of(type(self)))
 
     @classmethod
@@ -113,17 +112,17 @@ class Mechanism(ABC):
 
     @classmethod
     def suits(cls, keys: Mapping[str, Any]) -> bool:
-        """May it be the default for a config with these keys in ``dss_args``?"""
+        """Return whether it may be the default for a config with these keys in ``dss_args``."""
         return True
 
     @classmethod
     def as_default(cls, keys: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What it takes of ``dss_args`` where no mechanism is named: the config may be one of another strategy."""
+        """Return what it takes of ``dss_args`` where no mechanism is named: the config may be another strategy's."""
         return keys
 
     @classmethod
     def variants(cls) -> Sequence[tuple[str, dict[str, Any], dict[str, Any]]]:
-        """Its lines in the table of alternatives: label, changes of its own keys, changes of ``privacy``."""
+        """List its lines in the table of alternatives: label, changes of its own keys, changes of ``privacy``."""
         return ((f"joint, {cls.name}", {}, {"composition": "joint", "selection_composition": None}),)
 
     # -- the contract ---------------------------------------------------------------------------------
@@ -136,37 +135,40 @@ class Mechanism(ABC):
         return None
 
     def schedule(self, sizes: Sizes, subset: SubsetSettings, epochs: int) -> tuple[EpochPlan, ...]:
-        """By default CORDS' own: a pool of k records, selected anew every ``select_every`` epochs."""
+        """Lay out the epochs, by default as CORDS does: k records, selected anew every ``select_every`` epochs."""
         return subset_schedule(
             sizes, subset, epochs, selects=lambda epoch, _: epoch > 1 and (epoch - 1) % subset.select_every == 0
         )
 
     def concentrations(self, sizes: Sizes) -> tuple[float, ...]:
-        """Of the branches that a release chooses between, from the lowest; the schedule marks the epochs that they
-        decide. A branch of concentration c samples at c·B/n with noise of its own. Empty: there is no such choice."""
+        """Return the concentrations of the branches that a release chooses between, from the lowest.
+
+        The schedule marks the epochs that they decide. A branch of concentration c samples at c·B/n with noise of its
+        own. Empty: there is no such choice.
+        """
         return ()
 
     def draws_from(self, n: int, k: int) -> int:
-        """How many records a step draws from; decides the batch size where the plan chooses it."""
+        """Return how many records a step draws from; decides the batch size where the plan chooses it."""
         return k
 
     @property
     @abstractmethod
     def reads_validation(self) -> bool:
-        """Does it look at the validation set?"""
+        """Whether it reads the validation set."""
 
     @abstractmethod
     def releases(self, noise: SelectionNoise, privacy: PrivacySettings, sizes: Sizes) -> tuple[Release, ...]:
-        """What one selection releases, on D and, with `SelectionNoise.on_validation`, on V."""
+        """List what one selection releases, on D and, with `SelectionNoise.on_validation`, on V."""
 
     @abstractmethod
     def build(self, context: SelectionContext) -> Selector:
-        """The object that selects."""
+        """Build the object that selects."""
 
     # -- optional -------------------------------------------------------------------------------------
 
     def bound(self, events: Sequence[Event], delta: float, privacy: PrivacySettings) -> Bound | None:
-        """Its own way to compose its events on D (the paper's formula); None for numerical composition.
+        """Compose its events on D in its own way (the paper's formula); None for numerical composition.
 
         It may claim more than the package's accountants find, not less: the larger counts.
         """
@@ -179,7 +181,7 @@ class Mechanism(ABC):
         return [("selection", text)]
 
     def describe_price(self, price: Callable[[float], float], sizes: Sizes, rate: float) -> str:
-        """What its sampling rate costs, where it is not B/k.
+        """Say what its sampling rate costs, where it is not B/k.
 
         ``price(q)``: by how much the training noise exceeds that of the same steps at rate q without selection.
         """
@@ -189,7 +191,7 @@ class Mechanism(ABC):
 def declared_releases(
     mechanism: Mechanism, noise: SelectionNoise, privacy: PrivacySettings, sizes: Sizes
 ) -> tuple[Release, ...]:
-    """What a mechanism declares, refused where it would read records for nothing."""
+    """Return what a mechanism declares; refuse a release that reads records without a charge."""
     releases = mechanism.releases(noise, privacy, sizes)
     names = [r.name for r in releases]
     if len(set(names)) < len(names):
@@ -232,19 +234,19 @@ def unregister_mechanism(name: str) -> None:
 
 
 def registered_mechanisms() -> tuple[type[Mechanism], ...]:
-    """In the order of registration; the first that suits a config is its default."""
+    """List the mechanisms in the order of registration; the first that suits a config is its default."""
     return tuple(_MECHANISMS.values())
 
 
 def mechanism_keys() -> frozenset[str]:
-    """Every key of ``dss_args`` that some mechanism uses."""
+    """Return every key of ``dss_args`` that some mechanism uses."""
     return frozenset().union(*(m.own_keys() for m in registered_mechanisms()))
 
 
 def read_mechanism(
     section: Mapping[str, Any], privacy: PrivacySettings, subset: SubsetSettings, *, default: str | None = None
 ) -> Mechanism:
-    """The mechanism that ``dss_args`` asks for, or the strategy's default, checked."""
+    """Read the mechanism that ``dss_args`` asks for, or the strategy's default, and check it."""
     name = default if section.get("mechanism") is None else section["mechanism"]
     if name is None:
         chosen = next(m for m in registered_mechanisms() if m.suits(section))
@@ -260,7 +262,7 @@ def read_mechanism(
 
 
 def mechanism_table() -> list[dict[str, str]]:
-    """One row per mechanism, for README and docs."""
+    """Return one row per mechanism, for README and docs."""
     first = registered_mechanisms()[0].name if _MECHANISMS else ""
     return [
         {

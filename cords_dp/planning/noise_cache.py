@@ -1,7 +1,7 @@
-"""Noise that was calibrated before, on disk: where the next calibration of the same events begins.
+"""Caches calibrated noise on disk: the next calibration of the same events begins there.
 
-Formal guarantee: none is needed, because nothing here is believed. A remembered value only says where a search starts
-(`planning.calibrate`); the run's accountant evaluates ε at it, as at every other guess, and it is used where that ε
+Formal guarantee: none is needed, because nothing here is trusted. A cached value only says where a search starts
+(`planning.build`); the run's accountant evaluates ε at it, as at every other guess, and it is used where that ε
 lies within the budget and dropped where it does not. A lost, wrong or forged file costs time, never privacy.
 
 Held: a digest of public values (events, δ, target, accountant, versions) as the file's name, and the noise in it. The
@@ -26,12 +26,12 @@ _ACCOUNTING_PACKAGES = ("dp-accounting", "prv-accountant", "numpy", "scipy")
 
 
 def digest(*problem: Any) -> str:
-    """The name of a calibration: of everything that its result follows from."""
+    """Name a calibration by everything that its result follows from."""
     return hashlib.sha256(repr((problem, _versions())).encode()).hexdigest()
 
 
 def remembered(name: str) -> float | None:
-    """What this calibration found before; None where nobody knows."""
+    """Return the cached result, or None."""
     folder = _folder()
     if folder is None:
         return None

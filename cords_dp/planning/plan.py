@@ -3,7 +3,7 @@
 The plan is the only place where selection, training and accounting meet. Sampler, optimizer, selector and ledger all
 take their numbers from it, so they cannot disagree. It holds public values only.
 
-Released by a run, to whoever gets the model: each DP-SGD step (a Poisson-subsampled Gaussian (q, σ), sensitivity C,
+Released by a run, with its model: each DP-SGD step (a Poisson-subsampled Gaussian (q, σ), sensitivity C,
 charged to D), what the mechanism's `releases` list, charged to D or to V, and what a source fits on D (`preparation`).
 RandomDP and FullDP choose without looking at the data and pay for training only. With ``secret_subset`` RandomDP's
 subset is drawn by secret coins, once, and never released: see `amplified`.
@@ -41,7 +41,7 @@ _UNPLANNED = frozenset({"grad_sample_mode", "max_physical_batch_size", "account"
 
 @dataclass(frozen=True)
 class PrivacyPlan:
-    """What the run will do and what it will cost. Frozen, printable, public.
+    """The plan of a run and its cost. Frozen, printable, public.
 
     selection_noise: the calibrated parameter of the mechanism (a noise multiplier, or ε₀ of a pick); None where nothing
         is selected or no noise is added. sigma_validation: the noise multiplier on V, where V is private and read.
@@ -66,10 +66,10 @@ class PrivacyPlan:
         return hashlib.sha256(json.dumps(self.facts(), sort_keys=True).encode()).hexdigest()[:32]
 
     def facts(self) -> dict[str, Any]:
-        """Return what makes this plan another than others: public values under names that never change.
+        """Return what distinguishes this plan from others: public values under names that never change.
 
-        Keys that only concern speed, or where files lie, are left out. Whoever adds a value leaves it out where it has
-        the meaning that plans had before: a ledger can be continued by a later version only if its plan is the same.
+        Keys that only concern speed, or where files lie, are left out. A value that a later version adds is left out
+        where it has the meaning that plans had before: a ledger can be continued only if its plan is the same.
         """
         shape, mechanism, preparation = self.shape, self.mechanism, self.preparation
         epochs = [[e.pool, e.steps, e.rate, e.selects, e.branched] for e in shape.epochs]
@@ -110,7 +110,7 @@ class PrivacyPlan:
 
     @property
     def secret_pool(self) -> bool:
-        """Is the pool secret state of the training mechanism, or was it paid for (or drawn without looking)?"""
+        """Whether the pool is secret state of the training mechanism; else it was paid for or drawn without looking."""
         return self.subset.secret_subset or (self.mechanism is not None and self.mechanism.secret_pool)
 
     @property
@@ -125,16 +125,16 @@ class PrivacyPlan:
         return len(self.branches)
 
     def step_event(self, epoch: EpochPlan) -> PoissonGaussian:
-        """The steps of an epoch that is not branched."""
+        """Return the event of an epoch's steps, if the epoch is not branched."""
         return PoissonGaussian(sigma=self.sigma, rate=epoch.rate, count=epoch.steps)
 
     def branch_event(self) -> BranchMaximum:
-        """All steps of the branched epochs together, whichever branch they take."""
+        """Return the event of all steps of the branched epochs together, whichever branch they take."""
         steps = self.shape.branched_steps
         return BranchMaximum(tuple((PoissonGaussian(b.sigma, b.rate, steps),) for b in self.branches))
 
     def releases(self) -> tuple[Release, ...]:
-        """What one selection releases."""
+        """List what one selection releases."""
         if self.mechanism is None or self.noiseless:
             return ()
         if self.selection_noise is None:
@@ -143,7 +143,7 @@ class PrivacyPlan:
         return declared_releases(self.mechanism, noise, self.privacy, self.shape.sizes)
 
     def preparation_releases(self) -> tuple[Release, ...]:
-        """What is released of D once, before training; nothing in most runs."""
+        """List what is released of D once, before training; nothing in most runs."""
         what = self.preparation
         if what is None or self.noiseless:
             return ()
@@ -156,11 +156,11 @@ class PrivacyPlan:
         return tuple(Entry(r.dataset, r.phase, r.event) for r in self.preparation_releases() if r.event is not None)
 
     def selection_entries(self) -> tuple[Entry, ...]:
-        """What one selection charges, on D and on V."""
+        """List what one selection charges, on D and on V."""
         return tuple(Entry(r.dataset, r.phase, r.event) for r in self.releases() if r.event is not None)
 
     def entries(self) -> tuple[Entry, ...]:
-        """Everything the run may charge. The ledger refuses more."""
+        """List everything that the run may charge. The ledger refuses more."""
         if self.noiseless:
             return ()
         selection = self.selection_entries() if self.shape.rounds else ()
@@ -177,7 +177,7 @@ class PrivacyPlan:
     # -- cost ---------------------------------------------------------------------------------
 
     def cost(self, entries: Sequence[Entry] | None = None, *, quick: bool = False) -> Cost:
-        """(ε, δ) by phase and in total, for the whole plan or for the entries given.
+        """Return (ε, δ) by phase and in total, for the whole plan or for the entries given.
 
         ``quick``: where the accountant is left open, ask the one that answers soonest. Its bound holds as well.
         """
@@ -199,7 +199,7 @@ class PrivacyPlan:
         return self.cost(ledger.entries, quick=quick)
 
     def phase_bound(self, phase: str, events: list[Event], *, quick: bool = False) -> Bound:
-        """ε of one phase taken alone, at the share of δ that it has."""
+        """Bound ε of one phase taken alone, at the share of δ that it has."""
         delta = self.phase_delta(phase)
         own = self.mechanism.bound(events, delta, self.privacy) if self.mechanism and phase == SELECTION else None
         if own is None:
@@ -221,7 +221,7 @@ class PrivacyPlan:
         return Bound(amplified(inside.epsilon, self.inclusion), delta, name)
 
     def _basic_total(self, entries: list[Entry], *, quick: bool) -> Bound:
-        """Basic composition: the ε and the δ of training and of selection add up."""
+        """Add up the ε and the δ of training and of selection (basic composition)."""
         training = [e.event for e in entries if e.phase != SELECTION]
         picking = [e.event for e in entries if e.phase == SELECTION]
         parts = [self.phase_bound(TRAINING, training, quick=quick)] if training else []
@@ -254,7 +254,7 @@ class Cost:
 
 
 def amplified(epsilon: float, inclusion: float) -> float:
-    """ε of a mechanism that runs on a secret subset.
+    """Return ε of a mechanism that runs on a secret subset.
 
     Formal guarantee: let M be (ε, δ)-DP for zero-out, and let every record enter the subset by its own secret coin of
     probability γ, once for the whole run, the subset never being released. Then M on the subset is
@@ -264,5 +264,5 @@ def amplified(epsilon: float, inclusion: float) -> float:
 
 
 def before_amplification(epsilon: float, inclusion: float) -> float:
-    """The inverse of `amplified`: what the mechanism may spend inside the subset."""
+    """Invert `amplified`: return what the mechanism may spend inside the subset."""
     return math.log1p(math.expm1(epsilon) / inclusion)

@@ -1,6 +1,6 @@
 """The public sizes and the schedule of a run: how many steps, at which rate, when a selection precedes them.
 
-What a run may release of D before it trains: values that a source fits on the records.
+Also the release before training, of values that a source fits on D (`Preparation`).
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Shape:
 
     @property
     def rate(self) -> float:
-        """The sampling rate of the strategy's own epochs (a warm start on all of D has another)."""
+        """The sampling rate of the strategy's epochs (a warm start on all of D has another)."""
         return next(epoch.rate for epoch in reversed(self.epochs) if epoch.steps)
 
     @property
@@ -102,7 +102,7 @@ class Shape:
 
 
 def whole_schedule(sizes: Sizes, subset: SubsetSettings, epochs: int) -> tuple[EpochPlan, ...]:
-    """Every epoch on all of D, or the configured share of an epoch's steps."""
+    """Plan every epoch on all of D, or the configured share of an epoch's steps."""
     steps = max(1, math.ceil(subset.compute_fraction * sizes.n / sizes.batch_size))
     return (EpochPlan("own", steps, sizes.batch_size / sizes.n),) * epochs
 
@@ -115,7 +115,7 @@ def subset_schedule(
     rate: float | None = None,
     selects: Callable[[int, int], bool] = lambda epoch, first: False,
 ) -> tuple[EpochPlan, ...]:
-    """CORDS' schedule: a warm start on all data, a pause, then the subset.
+    """Plan epochs as CORDS does: a warm start on all data, a pause, then the subset.
 
     ``rate``: of the subset's steps, by default B/k. ``selects(epoch, first)``: does a selection precede this epoch of
     the subset, whose first epoch is ``first``?
@@ -136,7 +136,7 @@ def subset_schedule(
 
 
 def planned_batch_size(pool: int, k: int) -> int:
-    """The batch for k gradients per epoch, drawn from a pool of records: large, because that suits noisy steps.
+    """Choose the batch for k gradients per epoch, drawn from a pool of records: large, which suits noisy steps.
 
     A power of two that is at most 4096 and a fifth of the pool. Where an epoch uses only part of the pool, it has at
     least two steps, of equal size, so that it takes its k gradients and not more.

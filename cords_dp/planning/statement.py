@@ -30,12 +30,12 @@ NOT_COVERED = (
 
 _NOT_PRIVATE = (
     "NOT PRIVATE: privacy.reproducible_noise computes the noise from the seed, which config.yaml and result.json hold, "
-    "so whoever reads them can take the noise away. With noise from the operating system the following would hold. "
+    "so anyone who reads them can take the noise away. With noise from the operating system the following would hold. "
 )
 
 
 def privacy_report(plan: PrivacyPlan, ledger: Ledger, *, unused_keys: Sequence[str] = ()) -> dict[str, Any]:
-    """Everything that ``privacy.json`` holds. Public values only."""
+    """Collect everything that ``privacy.json`` holds. Public values only."""
     if plan.noiseless:
         return {"private": False, "statement": "epsilon = inf: this run gives no privacy guarantee."}
     planned, charged = plan.cost(), plan.spent(ledger)
@@ -81,7 +81,7 @@ def write_statement(folder: Path, report: dict[str, Any]) -> str:
 
 
 def privacy_markdown(report: dict[str, Any]) -> str:
-    """``privacy.md``: the same facts for a reader."""
+    """Render ``privacy.md``: the same facts for a reader."""
     if "mechanisms" not in report:  # no noise at all
         return f"# Privacy\n\n{report['statement']}\n"
     lines = ["# Privacy", "", report["statement"], "", "## What was done", ""]
@@ -141,7 +141,7 @@ def _guarantee(plan: PrivacyPlan) -> str:
     if plan.subset.secret_subset:
         inside = before_amplification(cost.epsilon, plan.inclusion)
         conditions += (
-            f" This holds as long as the subset stays secret; to whoever knows it, the run is (ε = {inside:.4f}, "
+            f" This holds as long as the subset stays secret; to anyone who knows it, the run is (ε = {inside:.4f}, "
             f"δ = {cost.delta / plan.inclusion:.3g})-differentially private for the records in it."
         )
     return (
@@ -157,7 +157,7 @@ def _listed(things: Sequence[str]) -> str:
 
 
 def _risk(plan: PrivacyPlan) -> MembershipRisk:
-    """For the records of D. RDP is for those who cannot wait; the risk then follows from ε and δ alone."""
+    """Bound the membership risk of D's records; under RDP, which is chosen for speed, from ε and δ alone."""
     bound = plan.cost().training_data
     if plan.privacy.accountant == "rdp" or plan.inclusion < 1:
         return risk_of_bound(bound.epsilon, bound.delta)
@@ -166,14 +166,14 @@ def _risk(plan: PrivacyPlan) -> MembershipRisk:
 
 
 def _evaluation_fields(plan: PrivacyPlan) -> dict[str, str]:
-    """What NIST's guidelines for evaluating differential privacy ask a claim to say."""
+    """Answer what NIST's guidelines for evaluating differential privacy ask a claim to say."""
     cost = plan.cost()
     return {
         "privacy parameters": f"ε = {cost.epsilon:.4f}, δ = {cost.delta:.3g}, per run",
         "unit of privacy": "one record (event level); see below for people with several",
         "variant": "approximate differential privacy, computed numerically as an upper bound",
         "neighbouring relation": "zero-out, both directions; n is public",
-        "trust model": "central: whoever runs the training sees the records, whoever gets the model does not",
+        "trust model": "central: those who run the training see the records, those who get the model do not",
         "what is released": "the model, every step's weights, and the values listed under “What was done”",
         "mechanisms and sensitivity": "Poisson-subsampled and plain Gaussian, exponential; listed with sensitivities",
         "implementation": "float64 noise from AES-128 in counter mode, keyed by the operating system"
@@ -211,7 +211,7 @@ def _published_sentence(plan: PrivacyPlan) -> str:
 
 
 def price_sentence(plan: PrivacyPlan) -> str:
-    """What selection does to the training noise, in words; nothing where nothing is selected."""
+    """Say what selection does to the training noise; nothing where nothing is selected."""
     if not plan.shape.rounds:
         return ""
     text = (
@@ -233,7 +233,7 @@ _EVENT_NAMES = {
 
 
 def mechanism_rows(plan: PrivacyPlan) -> list[dict[str, Any]]:
-    """One row per kind of release: its phase, mechanism, parameters, sensitivity and count over the whole run."""
+    """Return a row per kind of release: its phase, mechanism, parameters, sensitivity and count over the whole run."""
     rows: dict[tuple[str, str, str], int] = {}
 
     def add(phase: str, event: Event, words: str, times: int) -> None:

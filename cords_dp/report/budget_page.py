@@ -1,12 +1,11 @@
-"""``cords-dp budget --html``: one file with sliders for ε, k and n; no network, and no accounting in its script.
+"""Writes ``cords-dp budget --html``: one file with sliders for ε, k and n; no network, and no accounting in its script.
 
-The numbers behind the page with sliders: training noise on a grid, and how far interpolation is off.
-
-σ follows from ε, the sampling rate q and the number of steps T (δ is the page's own), and from what selection takes of
-ε: nothing, or (1 − split)·ε. Selections are Gaussian releases, which together are one Gaussian release whatever their
-number, so L does not matter. Three grids of ln σ over (ln ε, ln q, ln T), each made by the rough accountant, an upper
-bound within a per cent; between the points cubic interpolation in each direction (`interpolated`, and the same lines
-in the page's script). `grid_error` compares it with the accountant at points between.
+Behind the sliders is training noise on a grid, interpolated, with a measured error. σ follows from ε, the sampling rate
+q and the number of steps T (δ is the page's own), and from what selection takes of ε: nothing, or (1 − split)·ε.
+Selections are Gaussian releases, which together are one Gaussian release whatever their number, so L does not matter.
+Three grids of ln σ over (ln ε, ln q, ln T), each made by the rough accountant, an upper bound within a per cent;
+between the points cubic interpolation in each direction (`interpolated`, and the same lines in the page's script).
+`grid_error` compares it with the accountant at points between.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _CHECKED = 12
 
 
 def write_budget_page(budget: Budget, path: Path, grid: Grid | None = None) -> Path:
-    """The page, beginning where the budget is. ``grid``: made for its δ, by default here, which takes half a minute."""
+    """Write the page, beginning where the budget is. ``grid``: made for its δ; by default here, in half a minute."""
     grid = grid or noise_grid(budget.plan.delta)
     numbers = json.dumps(page_numbers(budget, grid), ensure_ascii=False).replace("</", "<\\/")
     page = files("cords_dp.report").joinpath("budget_page.html").read_text(encoding="utf-8")
@@ -45,7 +44,7 @@ def write_budget_page(budget: Budget, path: Path, grid: Grid | None = None) -> P
 
 
 def page_numbers(budget: Budget, grid: Grid) -> dict[str, Any]:
-    """Everything that the page's script reads."""
+    """Collect everything that the page's script reads."""
     shape, subset = budget.plan.shape, budget.plan.subset
     share = shape.k / shape.n if shape.k < shape.n else subset.compute_fraction
     error = grid_error(grid, _CHECKED)
@@ -82,13 +81,13 @@ def page_numbers(budget: Budget, grid: Grid) -> dict[str, Any]:
 
 
 def _branch_price(budget: Budget) -> str:
-    """What the text says of the default mechanism, at the values that the page begins with."""
+    """Return what the text says of the default mechanism, at the values that the page begins with."""
     row = next((row for row in budget.alternatives if row.label == "joint, align" and row.problem is None), None)
     return "" if row is None else f" (align, at the values that this page begins with: {100 * row.price:.1f} % in all)"
 
 
 def rate_rows() -> list[dict[str, Any]]:
-    """FullDP, every mechanism whose releases on D are Gaussian, RandomDP: how often B/n a record is drawn, by share."""
+    """List FullDP, mechanisms with Gaussian releases on D, and RandomDP: how often B/n a record is drawn, by share."""
     rows: list[dict[str, Any]] = [{"label": "FullDP, equal compute", "split": 1.0, "multiples": [1.0] * len(_SHARES)}]
     for kind in registered_mechanisms():
         mechanism = kind()
@@ -141,7 +140,7 @@ def noise_grid(
     rates: Sequence[float] = _RATES,
     steps: Sequence[int] = _STEPS,
 ) -> Grid:
-    """Every point by the rough accountant, to a ten-thousandth of ε; each search begins at its neighbour's answer."""
+    """Compute every point by the rough accountant, to a ten-thousandth of ε, beginning at its neighbour's answer."""
     values = np.empty((len(SPLITS), len(epsilons), len(rates), len(steps)))
     start = 2.0
     for i, epsilon in enumerate(epsilons):
@@ -156,7 +155,7 @@ def noise_grid(
 
 
 def selection_events(epsilon: float, split: float, delta: float) -> list[Event]:
-    """What costs (1 − split)·ε by itself, as one release."""
+    """Return what costs (1 − split)·ε by itself, as one release."""
     if split == 1:
         return []
 
@@ -177,7 +176,7 @@ def sigma_of(
 
 
 def interpolated(axes: Sequence[Sequence[float]], values: np.ndarray, point: Sequence[float]) -> float:
-    """Cubic in each direction through the four nearest knots; outside of the grid its nearest face."""
+    """Interpolate cubically in each direction through the four nearest knots; outside of the grid, on its face."""
     for axis, x in zip(axes, point, strict=True):
         x = min(max(x, axis[0]), axis[-1])
         first = min(max(int(np.searchsorted(axis, x)) - 2, 0), len(axis) - 4)
@@ -188,7 +187,7 @@ def interpolated(axes: Sequence[Sequence[float]], values: np.ndarray, point: Seq
 
 
 def grid_error(grid: Grid, points: int = 12, seed: int = 0) -> float:
-    """The largest relative error of σ at random points inside of the grid, against the accountant itself."""
+    """Return the largest relative error of σ at random points inside of the grid, against the accountant itself."""
     rng = np.random.default_rng(seed)
     between = partial(_between, rng)
     worst = 0.0

@@ -50,7 +50,7 @@ def _heading(title: str, sections: list[Any]) -> str:
 
 
 def _result_folders(folder: Path) -> Iterator[Path]:
-    """The folder itself if it holds results, otherwise those directly below it."""
+    """Return the folder itself if it holds results, otherwise those directly below it."""
     for candidate in (folder, *sorted(p for p in folder.glob("*") if p.is_dir())):
         if any((candidate / name).is_file() for name in ("runs.csv", "gains.csv", "result.json")):
             yield candidate
@@ -98,7 +98,7 @@ def _sweep_parts(folder: Path) -> list[str]:
 
 
 def _all_together(frame: pd.DataFrame) -> list[str]:
-    """One run's statement stands above; whoever sees several runs on private records has to add them up."""
+    """Say what several runs on the same private records cost together: the statement above is of one run."""
     private = int((frame["epsilon_allowed"] < math.inf).sum()) if "epsilon_allowed" in frame else 0
     if private < 2:
         return []
@@ -113,7 +113,7 @@ def _counted(number: int, what: str) -> str:
 
 
 def _representative(frame: pd.DataFrame) -> pd.Series:
-    """The run whose privacy is shown in full: one that selects, if there is one, at the smallest subset."""
+    """Choose the run whose privacy is shown in full: one that selects, if there is one, at the smallest subset."""
     selects = frame[frame["strategy"] == "GLISTERDP"]
     return (selects if len(selects) else frame).iloc[0]
 
@@ -166,7 +166,7 @@ def _privacy_parts(folder: Path, whose: str = "this run") -> list[str]:
 
 
 def _run_parts(folder: Path, whose: str = "this run") -> list[str]:
-    """Everything about one run but its privacy, which stands first."""
+    """Render everything about one run but its privacy, which stands first."""
     parts = _class_parts(_json(folder / "about.json"))
     if (folder / "metrics.csv").is_file() and (figure := _epsilon_figure(pd.read_csv(folder / "metrics.csv"))):
         parts.append(f"<h3>ε over the epochs</h3>{figure}")
@@ -180,7 +180,7 @@ def _run_parts(folder: Path, whose: str = "this run") -> list[str]:
 
 
 def _class_parts(about: dict[str, Any]) -> list[str]:
-    """Accuracies are of the test set, which is public; what is said about draws follows from released values."""
+    """Render accuracies by class, of the public test set, and the draws of each class, from released values."""
     parts = []
     if about.get("classes"):
         table = pd.DataFrame(about["classes"])
@@ -250,7 +250,7 @@ _LONG = 24  # characters; a cell of more is a sentence, which may be broken into
 
 
 def _table(table: pd.DataFrame, *, sortable: bool = True) -> str:
-    """A table that a click on a heading sorts (page.js), in a box of its own that scrolls on a narrow screen."""
+    """Render a table that a click on a heading sorts (page.js), in a box of its own that scrolls on a narrow screen."""
     right = [place > 0 and _numeric(table[name]) for place, name in enumerate(table)]  # the first names the row
     head = "".join(_cell("th", str(name), number) for name, number in zip(table.columns, right, strict=True))
     lines = [
@@ -263,7 +263,7 @@ def _table(table: pd.DataFrame, *, sortable: bool = True) -> str:
 
 
 def _numeric(column: pd.Series) -> bool:
-    """Does every cell begin as a number does? Such a column stands on the right."""
+    """Return whether every cell begins as a number does; such a column stands on the right."""
     return all(re.match(r"[-+−]?[\d.]|$|nan|None", str(value)) for value in column)
 
 

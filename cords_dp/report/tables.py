@@ -1,7 +1,4 @@
-"""Tables of test accuracy, made from runs.csv alone.
-
-The picture of an audit: lower bounds against claims.
-"""
+"""Makes tables of test accuracy from runs.csv alone, and the figure of an audit: lower bounds against claims."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ WHOLE = "FullDP"  # does not depend on the share: shown in every column
 
 
 def mean_std(values: pd.Series) -> str:
-    """Accuracy in percent: mean and, from two runs on, the standard deviation."""
+    """Format an accuracy in percent: mean and, from two runs on, the standard deviation."""
     if not len(values):
         return ""
     spread = f" ± {100 * values.std():.2f}" if len(values) > 1 else ""
@@ -27,13 +24,12 @@ def mean_std(values: pd.Series) -> str:
 
 
 def plain_mean_std(values: pd.Series) -> str:
-    """Mean and, from two runs on, the standard deviation, in the values' own unit."""
+    """Format the mean and, from two runs on, the standard deviation, in the values' own unit."""
     return f"{values.mean():.4g}" + (f" ± {values.std():.2g}" if len(values) > 1 else "")
 
 
 def mean_table(frame: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
-    """One row per cell: mean and deviation over seeds of the accuracy (of regressions: of RMSE and R²), number of runs,
-    mean seconds."""
+    """Return a row per cell: mean and deviation over seeds of accuracy (or RMSE and R²), runs, mean seconds."""
     keys = list(by) or ["strategy"]
     grouped = frame.groupby(keys, sort=False, dropna=False)
     shown = {"accuracy": mean_std} if "accuracy" in frame else {"rmse": plain_mean_std, "r2": plain_mean_std}
@@ -43,13 +39,13 @@ def mean_table(frame: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
 
 
 def study_tables(frame: pd.DataFrame, folder: Path) -> dict[str, pd.DataFrame]:
-    """The tables of an experiment: beside what others have published (published.csv), where that is its point."""
+    """Return the tables of an experiment; beside published figures (published.csv), where that is its point."""
     published = folder / "published.csv"
     return frontier_tables(frame, pd.read_csv(published)) if published.is_file() else accuracy_tables(frame)
 
 
 def accuracy_tables(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Methods × the share of the records (or × split, × scenario), one table for each dataset and budget."""
+    """Tabulate methods × the share of the records (or × split, × scenario), one table for each dataset and budget."""
     across = next(column for column in ("split", "scenario", "share") if column in frame)
     tables = {}
     for (dataset, budget), part in frame.groupby(["dataset", "budget"], sort=False):
@@ -65,7 +61,7 @@ def accuracy_tables(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def frontier_tables(frame: pd.DataFrame, published: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Methods × ε with the seconds of a run, one table for each dataset, and the published figures below."""
+    """Tabulate methods × ε with the seconds of a run, one table for each dataset, and the published figures below."""
     tables = {}
     for dataset, part in frame.groupby("dataset", sort=False):
         others = published[published["dataset"] == dataset]
@@ -83,7 +79,7 @@ def frontier_tables(frame: pd.DataFrame, published: pd.DataFrame) -> dict[str, p
 
 
 def group_tables(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Accuracies of single groups of test records (columns ``accuracy_NAME``): methods × scenario and group."""
+    """Tabulate accuracies of groups of test records (columns ``accuracy_NAME``): methods × scenario and group."""
     groups = [column for column in map(str, frame) if column.startswith("accuracy_")]
     tables = {}
     for (dataset, budget), part in frame.groupby(["dataset", "budget"], sort=False) if groups else ():
@@ -95,7 +91,7 @@ def group_tables(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def paired_differences(frame: pd.DataFrame, reference: str) -> dict[str, pd.DataFrame]:
-    """Points by which each method exceeds the reference, seed by seed, with a 95 % interval (Student's t) for the mean.
+    """Return the points by which each method exceeds the reference, seed by seed, with a 95 % interval (Student's t).
 
     Runs with one seed share data and split, so that their difference spreads less than the runs themselves.
     """
@@ -124,7 +120,7 @@ def _heading(across: str, value: object) -> str:
 
 
 def paper_comparison(frame: pd.DataFrame, paper: pd.DataFrame) -> pd.DataFrame:
-    """Each cell that the paper prints beside our mean: RandomDP against its RANDOM-DP, GLISTERDP against GLISTER-DP."""
+    """Compare each cell that the paper prints with our mean: RANDOM-DP with RandomDP, GLISTER-DP with GLISTERDP."""
     ours = frame[frame["method"].isin(["RandomDP", "GLISTERDP"])]
     means = ours.groupby(["dataset", "method", "budget", "share"], sort=False)["accuracy"].agg(["mean", "std", "size"])
     merged = means.reset_index().merge(
@@ -147,7 +143,7 @@ def paper_comparison(frame: pd.DataFrame, paper: pd.DataFrame) -> pd.DataFrame:
 
 
 def aligned(table: pd.DataFrame) -> pd.DataFrame:
-    """The table as text, numbers of a column with the same digits: two where a column has fractions, else none."""
+    """Format the numbers of each column with the same number of digits, at most two after the point."""
     return table.apply(_aligned_column)
 
 
@@ -162,7 +158,7 @@ def _aligned_column(column: pd.Series) -> pd.Series:
 
 
 def to_markdown(table: pd.DataFrame) -> str:
-    """A GitHub table."""
+    """Format a GitHub table."""
     cells = [[str(v) for v in row] for row in aligned(table).itertuples(index=False)]
     lines = ["| " + " | ".join(map(str, table.columns)) + " |", "|" + "---|" * len(table.columns)]
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in cells)])
@@ -174,7 +170,7 @@ _SOUND, _BROKEN, _CLAIM = "#4C72B0", "#C44E52", "black"
 
 
 def audit_figure(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
-    """Bars: the lower bound on ε, at 95 % for the row. Lines: the claim. Rows without a bound are left out."""
+    """Draw bars, the lower bounds on ε at 95 % for the row, and lines, the claims. Other rows are left out."""
     drawn = [row for row in rows if row["bound_95"] is not None]
     budgets = list(dict.fromkeys(row["epsilon"] for row in drawn))
     tallest = max((sum(row["epsilon"] == e for row in drawn) for e in budgets), default=1)

@@ -1,1 +1,1 @@
-"""Runs: one config to one folder of results, and many of them."""
+"""Runs configs, one or many, each into a folder of results."""

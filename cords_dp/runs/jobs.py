@@ -59,7 +59,7 @@ class Job:
 
 
 def grid_jobs(cfg: DotMap, axes: Sequence[str], seeds: int) -> list[Job]:
-    """Every combination of the axes (``"a.b=1,2"``) and of ``seeds`` seeds. Checked before anything runs."""
+    """Make a job of every combination of the axes (``"a.b=1,2"``) and of ``seeds`` seeds; check all of them first."""
     parsed = [parse_axis(axis) for axis in axes]
     keys = [key for key, _ in parsed]
     if len(set(keys)) < len(keys):
@@ -83,7 +83,7 @@ def grid_jobs(cfg: DotMap, axes: Sequence[str], seeds: int) -> list[Job]:
 
 
 def parse_axis(axis: str) -> tuple[str, list[str]]:
-    """``"a.b=1,2"`` as its key and values."""
+    """Read ``"a.b=1,2"`` as its key and values."""
     key, sign, values = axis.partition("=")
     parts = [value.strip() for value in values.split(",")]
     if not sign or not key or not all(parts):

@@ -33,7 +33,7 @@ _OF_CORDS = (
 
 
 def reference() -> str:
-    """All sections, keys, values, defaults and meanings."""
+    """Render all sections, keys, values, defaults and meanings."""
     parts = ["## The top level", _keys_table(TOP_LEVEL)]
     for name, section in SECTIONS.items():
         parts += [f"## `{name}`", section.doc, *_section(name, section.keys)]
@@ -46,7 +46,7 @@ def write_reference(page: Path) -> None:
 
 
 def documented_keys() -> dict[str, set[str]]:
-    """The keys that the reference names, by section: what a test holds against what the reader accepts."""
+    """Return the keys that the reference names, by section; a test compares them with what the reader accepts."""
     found: dict[str, set[str]] = {}
     section = "top level"
     for line in reference().splitlines():
@@ -87,7 +87,7 @@ def _source_parts() -> list[str]:
 
 
 def _keys_table(keys: Mapping[str, Key], usual: Mapping[str, Any] | None = None) -> str:
-    """A row for each key. ``usual``: what `config_for` gives, where it is worth a column."""
+    """Render a row for each key. ``usual``: what `config_for` gives, where it is worth a column."""
     shown = {name: _code(repr(value)) for name, value in (usual or {}).items() if value is not None}
     rows = [
         (_code(name), _values(key.check), _default(key), *([shown.get(name, "")] if usual else []), key.doc)
@@ -104,7 +104,7 @@ def _default(key: Key) -> str:
 
 
 def _values(check: Check) -> str:
-    """What a check says about a value that it refuses."""
+    """Return what a check says about a value that it refuses."""
     words, automatic = [], _accepts(check, "auto") and not _accepts(check, "no such value")
     if automatic:
         words.append('`"auto"`')

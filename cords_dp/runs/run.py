@@ -1,11 +1,9 @@
-"""One config → one folder of results.
+"""Trains one config into one folder of results, with facts for the report: accuracy by class, and draws.
 
-What a report says about a run beside its metrics: accuracy by class, and which kinds of records it drew.
-
-Privacy: the accuracies are of the test set, which is taken as public, as the statement says. What is told about draws
-is read from the files of released values that a selection leaves beside its ledger (`selection.archive`), and only for
-mechanisms of this package, whose states are known to hold released values: noisy shares of the labels, and chances that
-follow from them. No record is looked at for either, and nothing is charged.
+Privacy: the accuracies are of the test set, which is taken as public, as the statement says. The draws are read from
+the files of released values that a selection leaves beside its ledger (`selection.session`), and only for mechanisms of
+this package, whose states are known to hold released values: noisy shares of the labels, and chances that follow from
+them. No record is looked at for either, and nothing is charged.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from cords_dp.files import remove_stale, write_durably
 from cords_dp.planning.mechanism import Mechanism
 from cords_dp.processes import current_world, keep_freed_memory
 from cords_dp.selection.align import Align
-from cords_dp.training.handover import model_card, telling_how_to_go_on
+from cords_dp.training.handover import explaining_full_disks, model_card
 from cords_dp.training.resolve import resolve
 from cords_dp.training.trainer import TrainClassifier
 
@@ -61,7 +59,7 @@ class RunResult:
         return {name: value for name, value in asdict(self).items() if name not in other}
 
     def text(self) -> str:
-        """What a user wants to see when a run ends."""
+        """Summarise the run for the user when it ends."""
         lines = [f"test accuracy   {100 * self.accuracy:.2f} %"]
         if self.rmse is not None:
             lines = [f"test RMSE       {self.rmse:.4g}, in the target's unit", f"test R²         {self.r2:.4f}"]
@@ -79,7 +77,7 @@ class RunResult:
 
 
 def _describe_seconds(seconds: float) -> str:
-    """Where the pool is secret seconds are whole ones, and 0 would read as if nothing had been done."""
+    """Describe a duration: of a secret pool in whole seconds, where 0 would read as if nothing had been done."""
     return f"{seconds:.1f}" if seconds >= 1 else "under 1"
 
 
@@ -97,7 +95,7 @@ def run_experiment(cfg: DotMap | dict[str, Any], out: str | Path, *, progress: b
 def run_and_hand_over(
     cfg: DotMap | dict[str, Any], out: str | Path, *, progress: bool = True
 ) -> tuple[TrainClassifier, RunResult]:
-    """`run_experiment`, and the trainer with the model and the data, for who has more to do with them."""
+    """Do what `run_experiment` does; also return the trainer, with its model and data."""
     keep_freed_memory()
     out = Path(out)
     cfg = _into(cfg, out)
@@ -110,7 +108,7 @@ def run_and_hand_over(
     if out.is_dir():
         remove_stale(out)  # of an attempt that was killed
     trainer.train()  # the statement is there when it ends
-    with telling_how_to_go_on(trainer):
+    with explaining_full_disks(trainer):
         return trainer, _written(trainer, out)
 
 
@@ -130,7 +128,7 @@ def _written(trainer: TrainClassifier, out: Path) -> RunResult:
 
 
 def _into(cfg: DotMap | dict[str, Any], out: Path) -> DotMap:
-    """A copy of the config whose results, checkpoints and ledger go to ``out``."""
+    """Copy the config, with results, checkpoints and ledger in ``out``."""
     copy = thawed_copy(cfg)
     for section, key in (("train_args", "results_dir"), ("ckpt", "dir")):
         if not isinstance(copy.get(section, {}), dict):
@@ -169,7 +167,7 @@ def _summary(trainer: TrainClassifier, out: Path) -> RunResult:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what a result depends on."""
+    """Return the versions of what a result depends on."""
     found = {"python": platform.python_version()}
     for package in ("cords-dp", "cords", "torch", "opacus", "prv-accountant", "dp-accounting"):
         try:
@@ -191,7 +189,7 @@ _BATCH = 1024
 
 
 def about_run(trainer: TrainClassifier, out: Path, classes: tuple[str, ...]) -> dict[str, Any]:
-    """``about.json``. Empty where nothing can be said: a regression, a part of the test set in each process."""
+    """Return what ``about.json`` holds; empty for a regression and where each process has a part of the test set."""
     if trainer.run.regression or trainer.world.size > 1 or trainer.model is None or trainer.data is None:
         return {}
     about: dict[str, Any] = {"classes": _by_class(trainer.model, trainer.data.test, classes, trainer.run.device)}
@@ -219,7 +217,7 @@ def _by_class(model: nn.Module, dataset: Dataset, classes: tuple[str, ...], devi
 def released_draws(
     mechanism: Mechanism | None, out: Path, ledger: str, classes: tuple[str, ...]
 ) -> list[dict[str, Any]]:
-    """How often each class is drawn after the last selection, from released values; empty for other mechanisms."""
+    """Return how often each class is drawn after the last selection, by released values; empty if not known."""
     if type(mechanism) is not Align:  # a subclass may keep anything in its state
         return []
     files = sorted(out.rglob(f"selection-{ledger}-*.pt"), key=lambda path: int(path.stem.rpartition("-")[2]))
@@ -233,7 +231,7 @@ def released_draws(
 
 
 def _row(name: str, share: float, chances: Tensor, classes: int) -> dict[str, Any]:
-    """Chances are those of a record that a step has drawn to stay in it, by what the model makes of the record."""
+    """Describe one class. Chances are those of a drawn record to stay in a step, by what the model makes of it."""
     row: dict[str, Any] = {"class": name, "noisy share of D": share}
     if len(chances) == 2 and classes > 2:
         return row | {"kept if predicted right": float(chances[0]), "kept if predicted wrong": float(chances[1])}

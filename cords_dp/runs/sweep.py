@@ -69,7 +69,7 @@ def is_finished(job: Job, out: Path) -> bool:
 
 
 def collect(jobs: Sequence[Job], out: Path) -> pd.DataFrame:
-    """One row per finished run: its labels, its result, its config's hash and the versions of what it ran on."""
+    """Return one row per finished run: its labels, its result, its config's hash and the versions of what it ran on."""
     rows = []
     for job in jobs:
         if is_finished(job, out):

@@ -1,6 +1,6 @@
-"""Everything that is wrong with a config, found in seconds and without data.
+"""Finds everything that is wrong with a config, in seconds and without data.
 
-Which CORDS configs can be made private by changing a word, and the reason where one cannot.
+Also says which CORDS configs can be made private by changing a word, and why where one cannot.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def find_problems(cfg: Mapping[str, Any], sizes: tuple[int, int] | None = None) 
 
 
 def _check_model(run: Run) -> None:
-    """Build it from public shapes alone, make it fit for per-example gradients, show it zeros."""
+    """Build the model from public shapes alone, make it fit for per-example gradients, show it zeros."""
     facts = public_facts(run.config)
     if facts is None or not run.strategy.private:
         return
@@ -122,7 +122,7 @@ class Conversion:
 
 
 def config_files(paths: Iterable[Path]) -> list[Path]:
-    """The files themselves and those in folders, without the packages' own ``__init__.py``."""
+    """Return the files themselves and those in folders, without the packages' own ``__init__.py``."""
     found = (p for path in paths for p in (sorted(path.rglob("*")) if path.is_dir() else [path]))
     return [p for p in found if p.suffix in _SUFFIXES and p.name != "__init__.py"]
 
@@ -147,7 +147,7 @@ def _convert_one(path: Path, strategy: str, epsilon: float, own_data: bool) -> C
 
 
 def conversion_text(conversions: Sequence[Conversion]) -> str:
-    """A count for each word, and every reason once with the configs that it is about."""
+    """Report a count for each word, and every reason once with the configs that it is about."""
     lines = []
     for strategy in dict.fromkeys(v.strategy for v in conversions):
         own = [v for v in conversions if v.strategy == strategy]

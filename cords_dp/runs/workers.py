@@ -1,9 +1,7 @@
-"""Where the jobs of a sweep run: worker processes on this machine, or tasks on a Ray cluster.
+"""Runs the jobs of a sweep in worker processes on this machine, or as tasks on a Ray cluster.
 
 Both yield what happens as it happens; neither knows about tables or folders. A worker that dies takes only its own job
 with it: the job is tried once more in a new worker.
-
-A display that says that work goes on and for how long, and nothing about the work.
 """
 
 from __future__ import annotations
@@ -67,7 +65,7 @@ class LocalWorkers:
         self.threads = max(1, cores // self.workers)
 
     def prepare(self) -> None:
-        """Let the imports begin, while the caller goes on."""
+        """Begin the imports while the caller continues."""
         if isinstance(_processes(), ForkServerContext):
             forkserver.ensure_running()
 
@@ -138,7 +136,7 @@ class _Worker:
 
 
 def _processes() -> Any:
-    """How workers are begun: as forks of a server that has imported what a run needs, where that is safe.
+    """Return how workers are begun: as forks of a server that has imported what a run needs, where that is safe.
 
     The server imports and does nothing else: it has no threads, no open GPU and no random numbers drawn, which is what
     a fork of the driver itself could not promise.
@@ -151,7 +149,7 @@ def _processes() -> Any:
 
 
 def _serve(connection: Connection, threads: int) -> None:
-    """The life of a worker: work and configs come in, files or an error go out."""
+    """Serve as a worker: work and configs come in, files or an error go out."""
     os.environ["OMP_NUM_THREADS"] = str(threads)
     import torch
 
@@ -174,7 +172,7 @@ def _guarded(work: Work, config: dict[str, Any]) -> tuple[str, Any]:
 
 
 def available_cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

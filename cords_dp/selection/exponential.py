@@ -27,7 +27,7 @@ post-processing of the noisy gradients and of D. Hence the run's ε is the large
 class. All classes' sums are released together: a record is in one of them, so the sensitivity is still C_v. Frozen
 scores of all classes get their Gumbel noise in one freeze, of which each class keeps its best.
 
-Of many records, only those that are proposed are shown to the model (`mechanisms.exponential.proposed_picks`): the law
+Of many records, only those that are proposed are shown to the model (`noise.primitives.proposed_picks`): the law
 of the picks is the same, and whether it is done so is decided by public numbers.
 """
 

@@ -22,7 +22,7 @@ measurably nothing is tilted and the draw is a uniform one, at the price of c.
 Formal guarantees
 -----------------
 Unit: one record of D, zero-out. Released, at sensitivity 1 and charged before: on D the sum of the φ_j (‖φ_j‖ ≤ 1) and
-the tail counts of the scores ⟨φ_j, ρ/‖ρ‖⟩ (`mechanisms.quantile`), each one Gaussian event; on V the sum of its φ, one
+the tail counts of the scores ⟨φ_j, ρ/‖ρ‖⟩ (`noise.primitives`), each one Gaussian event; on V the sum of its φ, one
 Gaussian event of V's ledger. All else is post-processing.
 
 A training step computes Σ_j b_j·s_j·w_j·clip_C(∇ℓ_j) + noise with fresh coins b_j ~ Bernoulli(q), s_j ~ Bernoulli(p_j).

@@ -60,7 +60,7 @@ class Releases:
         return self._noisy(name, total, stretch=1.0)
 
     def tail_counts(self, name: str, scores: np.ndarray, labels: np.ndarray, *, classes: int, bins: int) -> np.ndarray:
-        """Noisy numbers of scores in each cell or above, for each class: see `mechanisms.quantile`."""
+        """Noisy numbers of scores in each cell or above, for each class: see `noise.primitives`."""
         factored, stretch = tail_histogram(scores, labels, classes=classes, bins=bins)
         return tails_from(self._noisy(name, factored, stretch=stretch))
 

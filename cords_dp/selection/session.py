@@ -111,8 +111,8 @@ def charging(ledger: Ledger) -> Charge:
 class SelectionArchive:
     """One file per selection beside the ledger, which knows its digest.
 
-    A run that is interrupted after a selection goes on with what was released; a file that is missing or was changed is
-    refused, because drawing it again would be a second release. Without a folder nothing is kept.
+    A run that is interrupted after a selection continues with what was released; a file that is missing or was changed
+    is refused, because drawing it again would be a second release. Without a folder nothing is kept.
     """
 
     def __init__(self, ledger: Ledger, folder: Path | None):

@@ -90,7 +90,7 @@ def table_ratios(on_d: np.ndarray, on_v: np.ndarray, sigma_d: float, sigma_v: fl
     size_v = np.maximum(on_v.sum(axis=1, keepdims=True), max(1.0, sigma_v * groups**0.5))
     seen = np.maximum(on_d, 0.0) / size_d
     floor = max(_READABLE * sigma_d, 1e-9)
-    d = np.maximum(on_d, floor) / size_d  # a ratio to a count within noise is capped, not believed
+    d = np.maximum(on_d, floor) / size_d  # a ratio to a count within noise is capped, not trusted
     v = on_v / size_v
     ratio = v / d
     error_d = (sigma_d / size_d) ** 2 + seen / size_d

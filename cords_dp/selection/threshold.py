@@ -13,7 +13,7 @@ stored, and recomputed from (θ, v, τ) when a run resumes.
 
 Paid for, in the ledger of D, G thresholds and the sums before them, each one Gaussian event with the same σ:
 
-* τ_g: noisy tail counts of the scores of records that are not members yet (`mechanisms.quantile`);
+* τ_g: noisy tail counts of the scores of records that are not members yet (`noise.primitives`);
 * the sum of the newest members' unit gradients, each of norm below 1, along which v moves: GLISTER's greedy step. The
   first is the sum over the records that the coins chose, if any, so that the thresholds complete what they brought.
 

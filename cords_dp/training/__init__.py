@@ -1,1 +1,1 @@
-"""Training: one step, gradient modes, strategies, the trainer, loaders for loops of your own."""
+"""Trains: one step, gradient modes, strategies, the session, CORDS' trainer, loaders for custom loops."""

@@ -36,12 +36,12 @@ def load_checkpoint(path: Path, device: str) -> dict[str, Any]:
 
 
 def log_folder(logger: logging.Logger) -> Path:
-    """The folder of a logger's file."""
+    """Return the folder of a logger's file."""
     return Path(next(h.baseFilename for h in logger.handlers if isinstance(h, logging.FileHandler))).parent
 
 
 def checkpoint_path(config: Mapping[str, Any], logger: logging.Logger) -> Path:
-    """Where CORDS keeps its checkpoint: the log folder's path below ``ckpt.dir``."""
+    """Return where CORDS keeps its checkpoint: the log folder's path below ``ckpt.dir``."""
     below = log_folder(logger).relative_to(Path(config["train_args"]["results_dir"]).expanduser().resolve())
     return Path(config["ckpt"].get("dir") or "results").expanduser().resolve() / below / "model.pt"
 
@@ -51,7 +51,7 @@ def ledger_path(checkpoint: Path) -> Path:
 
 
 def run_id(checkpoint: Path, plan: PrivacyPlan, *, resume: bool) -> str:
-    """The name of the run in its ledger and in an account: that of the run which is resumed, or a new one."""
+    """Return the name of the run in its ledger and in an account: that of the run which is resumed, or a new one."""
     path = ledger_path(checkpoint)
     return Ledger.id_of(path, plan.fingerprint) if resume and path.is_file() else secrets.token_hex(8)
 
@@ -65,7 +65,7 @@ def open_ledger(
     name: str,
     reservation: Reservation | None = None,
 ) -> Ledger:
-    """The ledger beside a checkpoint: the one that is there when a run resumes, or a new one."""
+    """Open the ledger beside a checkpoint: the one that is there when a run resumes, or a new one."""
     path = ledger_path(checkpoint)
     if path.parent.is_dir():
         remove_stale(path.parent)  # an attempt that was killed in its first write has left no ledger, but its beginning
@@ -78,7 +78,7 @@ def open_ledger(
 
 
 def refuse_foreign(state: Mapping[str, Any], ledger: Ledger) -> None:
-    """A checkpoint is continued only under the ledger that it was written under."""
+    """Refuse a checkpoint that was written under another ledger."""
     if state.get("ledger") != ledger.id:
         raise AccountingError(
             "the checkpoint was not written under the ledger beside it, so what its weights cost is "
@@ -121,11 +121,11 @@ def spent_before(checkpoint: Path, plan: PrivacyPlan | None, folders: Sequence[P
     )
     if plan.subset.secret_subset:  # cannot be resumed
         return f"{words}."
-    return f"{words}; --resume (ckpt.is_load){with_what} would have gone on with it."
+    return f"{words}; --resume (ckpt.is_load){with_what} would have continued it."
 
 
 def _states(folder: Path, ledger: Ledger) -> bool:
-    """Is the statement in this folder that of the run with this ledger?"""
+    """Return whether the statement in this folder is that of the run with this ledger."""
     try:
         report = json.loads((folder / STATEMENT[0]).read_text())
         return report["ledger"]["id"] == ledger.id

@@ -70,7 +70,7 @@ def _options(c: StrategyContext) -> dict[str, Any]:
 
 
 def _cords(loader: type, *, validation: bool) -> Callable[[StrategyContext], Any]:
-    """A builder for one of CORDS' loaders, which take the validation loader or not."""
+    """Return a builder for one of CORDS' loaders, which take the validation loader or not."""
 
     def build(c: StrategyContext) -> Any:
         loaders = (c.train_loader, c.val_loader) if validation else (c.train_loader,)

@@ -1,4 +1,4 @@
-"""What a trained model needs beside it: the privacy statement, and what a prediction has to know.
+"""Writes the files beside a trained model: the privacy statement, and what a prediction has to know.
 
 Released are public facts of config, plan and source, and what the ledger says was charged; no record is looked at.
 """
@@ -46,8 +46,8 @@ def withdraw(folders: Sequence[Path], names: Sequence[str] = _WRITTEN) -> None:
 
 
 @contextmanager
-def telling_how_to_go_on(trainer: TrainClassifier) -> Iterator[None]:
-    """Let a full disk end a run with what it has cost so far, and with how to go on."""
+def explaining_full_disks(trainer: TrainClassifier) -> Iterator[None]:
+    """Let a full disk end a run with a message: what it has cost so far, and how to resume it."""
     try:
         yield
     except (OSError, AccountingError) as error:
@@ -66,12 +66,12 @@ def _after_a_full_disk(trainer: TrainClassifier, error: OSError) -> str:
         words.append("A run on a secret subset cannot be resumed.")
     else:
         since = "from the last checkpoint" if run.config["ckpt"].get("is_save") else "with what is left of the budget"
-        words.append(f"Make room; then --resume (in a script: ckpt.is_load=True) goes on {since}.")
+        words.append(f"Make room; then --resume (in a script: ckpt.is_load=True) continues {since}.")
     return " ".join(words)
 
 
 def model_card(trainer: TrainClassifier) -> ModelCard:
-    """Public facts about the model, of the config and of its source; none is taken from records."""
+    """Collect public facts about the model, of the config and of its source; none is taken from records."""
     assert trainer.model is not None
     assert trainer.data is not None
     config, run = trainer.run.config, trainer.run

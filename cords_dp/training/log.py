@@ -1,6 +1,6 @@
-"""What a run says: CORDS' log lines, the privacy plan, and nothing about single records.
+"""Logs a run: CORDS' log lines, the privacy plan, and nothing about single records.
 
-Where the rows of metrics.csv go besides the file, which is always written: W&B, TensorBoard, both or neither.
+The rows of metrics.csv also go to W&B, TensorBoard, both or neither.
 
 ``train_args.tensorboard``: the rows of metrics.csv as TensorBoard's event files.
 
@@ -38,7 +38,7 @@ from cords_dp.training.resolve import Run
 
 
 def allowed_metrics(wanted: Sequence[str], plan: PrivacyPlan | None, logger: logging.Logger) -> list[str]:
-    """The configured metrics less those that would show exact values of private records."""
+    """Return the configured metrics less those that would show exact values of private records."""
     if plan is None or plan.privacy.exact_metrics:
         return list(wanted)
     private = ["trn_", "subtrn_"] + (["val_"] if plan.privacy.validation == "private" else [])
@@ -71,7 +71,7 @@ def log_plan(run: Run, plan: PrivacyPlan | None, logger: logging.Logger) -> None
 def log_results(
     logger: logging.Logger, kind: str, history: History, shown: Sequence[str], seconds: float, *, regression: bool
 ) -> None:
-    """CORDS' closing lines."""
+    """Log CORDS' closing lines."""
     logger.info("%s Selection Run---------------------------------", kind)
     kinds = scores(regression=regression)
     for prefix in ("val", "tst"):
@@ -108,7 +108,7 @@ _console: ContextVar[bool] = ContextVar("console", default=True)
 
 @contextlib.contextmanager
 def console(shown: bool) -> Iterator[None]:
-    """Do log lines also go to the screen? Otherwise only warnings do, on stderr. Files hold every line."""
+    """Set whether log lines also go to the screen; otherwise only warnings do, on stderr. Files hold every line."""
     token = _console.set(shown)
     try:
         yield
@@ -129,13 +129,13 @@ def _on_screen(handler: logging.Handler) -> logging.Handler:
 def _emit_above_bars(
     handler: logging.StreamHandler, emit: Callable[[logging.LogRecord], None], record: logging.LogRecord
 ) -> None:
-    """A line of its own: a progress bar steps aside and comes back below it."""
+    """Print a log line above the progress bars, which are drawn again below it."""
     with tqdm.external_write_mode(file=handler.stream):
         emit(record)
 
 
 def console_logger() -> logging.Logger:
-    """What a trainer says before its log file is open."""
+    """Return the logger that a trainer uses before its log file is open."""
     logger = logging.Logger("cords_dp", level=logging.INFO)
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("[%(asctime)s] %(name)s %(levelname)s: %(message)s", "%m/%d %H:%M:%S"))
@@ -144,7 +144,7 @@ def console_logger() -> logging.Logger:
 
 
 def separate_logger(shared: logging.Logger) -> logging.Logger:
-    """CORDS hangs new handlers on one global logger each time; give this trainer the newest two alone."""
+    """Give this trainer the newest two handlers of CORDS' global logger, to which CORDS adds more each time."""
     own = logging.Logger("cords_dp", level=shared.level)
     for handler in shared.handlers[-2:]:
         shared.removeHandler(handler)
@@ -177,7 +177,7 @@ class _All:
 
 
 def row_logger(train_args: Mapping[str, Any], *, main: bool = True) -> RowLogger:
-    """What the config asks for. Of several processes only the main one logs."""
+    """Return the logger of rows that the config asks for. Of several processes only the main one logs."""
     loggers: list[RowLogger] = [wandb_logger(train_args, main=main)]
     if train_args.get("tensorboard") and main:
         loggers.append(TensorBoardRows(Path(train_args.get("results_dir") or "results") / "tensorboard"))
@@ -208,7 +208,7 @@ class TensorBoardRows:
 
 
 def scalar_name(key: str) -> str:
-    """TensorBoard groups names by what stands before the slash."""
+    """Name a scalar for TensorBoard, which groups names by what stands before the slash."""
     head, _, rest = key.partition("_")
     return f"{_GROUPS[head]}/{key if head == 'epsilon' else rest}" if head in _GROUPS else key
 
@@ -241,7 +241,7 @@ class _CordsNames:
 
 
 def wandb_logger(train_args: Mapping[str, Any], *, main: bool = True) -> RowLogger:
-    """Where the rows go. Of several processes only the main one logs."""
+    """Return the logger that sends rows to W&B. Of several processes only the main one logs."""
     if not train_args.get("wandb") or not main:
         return _Nowhere()
     try:

@@ -1,4 +1,4 @@
-"""Private loaders for a training loop of the user's own, in place of CORDS' loaders of the same names.
+"""Private loaders for custom training loops, in place of CORDS' loaders of the same names.
 
 The guarantee holds only for a loop that decides nothing by exact values of its batches: a learning rate that follows a
 batch or its loss, a step that is skipped or a stop because of them tells of single records, and nothing prevents it.
@@ -10,9 +10,9 @@ The loop stays as it is, with ``loss = torch.dot(losses, weights)``.
 
 Formal guarantees
 -----------------
-Unit and relation as for a run (`planning.plan`). Released, to whoever gets the model: the weights after each step (a
-Poisson-subsampled Gaussian event each, sensitivity C, charged to D) and what the mechanism's `releases` list, charged
-to D or V. The plan is made when the loader is, from public sizes alone.
+Unit and relation as for a run (`planning.plan`). Released, to everybody who gets the model: the weights after each step
+(a Poisson-subsampled Gaussian event each, sensitivity C, charged to D) and what the mechanism's `releases` list,
+charged to D or V. The plan is made when the loader is, from public sizes alone.
 
 - An epoch is charged when its first batch is asked for, all its steps at once (`session.PrivateSession`). Breaking out
   of it, skipping a step and starting over forgo steps that stay charged. More epochs than planned are refused.
@@ -126,7 +126,7 @@ class PrivateLoader:
     # -- making a model private -------------------------------------------------------------------------
 
     def make_private(self, model: nn.Module, optimizer: Optimizer) -> tuple[nn.Module, LoopOptimizer]:
-        """The model and the optimizer to go on with. Layers that mix records (BatchNorm) are replaced, with a warning.
+        """Return the model and the optimizer to use from now on. BatchNorm and the like are replaced, with a warning.
 
         Steps are taken by a twin that shares the model's weights, so the model itself stays free of hooks that
         per-example gradients need, and can be saved and evaluated as always.
@@ -154,12 +154,12 @@ class PrivateLoader:
     # -- batches and steps --------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """The steps of this epoch, or of the next one between epochs: a public number."""
+        """Return the steps of this epoch, or of the next one between epochs: a public number."""
         epochs = self.plan.shape.epochs
         return epochs[min(self._epoch - self._drawing, len(epochs) - 1)].steps
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches of the next epoch. It is charged as a whole when the first of them is asked for."""
+        """Yield the batches of the next epoch. It is charged as a whole when the first of them is asked for."""
         epoch = self._begin_epoch()
         try:
             for batch in self._session.batches(epoch):
@@ -192,7 +192,7 @@ class PrivateLoader:
         self._session.step((self._batch.x, self._batch.y, self._batch.weights))
 
     def _watch(self, model: nn.Module) -> None:
-        """Let every forward pass of the loop be seen. A plain function: copies of the model do not copy the loader."""
+        """Watch every forward pass of the loop, by a plain function: copies of the model do not copy the loader."""
 
         def seen(module: nn.Module, inputs: tuple[object, ...], outputs: object) -> None:
             if self._batch is not None:
@@ -203,7 +203,7 @@ class PrivateLoader:
     # -- what may be told -----------------------------------------------------------------------------------
 
     def spent(self) -> Cost:
-        """What has been charged so far, in (ε, δ)."""
+        """Return what has been charged so far, in (ε, δ)."""
         return self._session.spent()
 
     def statement(self, folder: str | Path | None = None) -> str:
@@ -255,7 +255,7 @@ class GLISTERDPDataLoader(PrivateLoader):
 
 
 def _arguments(given: tuple[Any, ...]) -> tuple[DataLoader | None, dict[str, Any], logging.Logger | None]:
-    """``[valloader,] dss_args[, logger]``, as CORDS' loaders take them."""
+    """Read ``[valloader,] dss_args[, logger]``, as CORDS' loaders take them."""
     valloader, rest = (given[0], given[1:]) if given and isinstance(given[0], DataLoader) else (None, given)
     if not rest or not isinstance(rest[0], Mapping) or len(rest) > 2:
         raise ConfigError("dss_args", rest[:1], "write …DPDataLoader(trainloader, [valloader,] dss_args, logger, …)")
@@ -273,7 +273,7 @@ def _check_options(options: Mapping[str, Any], trainloader: DataLoader) -> None:
 
 
 def _config(strategy: str, dss_args: Mapping[str, Any], privacy: Mapping[str, Any], batch_size: Any) -> dict[str, Any]:
-    """The config that the arguments amount to: it goes through the same checks as any other."""
+    """Build the config that the arguments amount to: it goes through the same checks as any other."""
     own = {key: value for key, value in dss_args.items() if key not in _LIVE}
     if own.get("selection_type") == "SL":  # CORDS' notebook names the setting here; CORDS takes it for the default
         own["selection_type"] = "Supervised"
@@ -349,7 +349,7 @@ class LoopOptimizer(Optimizer):
         self.original.zero_grad(set_to_none)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """One private step on the batch that was drawn last. ``closure`` computes its loss, as Lightning asks."""
+        """Take one private step on the batch that was drawn last. ``closure`` computes its loss, as Lightning asks."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -370,7 +370,7 @@ class LoopOptimizer(Optimizer):
 
 
 def follow(optimizer: Optimizer, old: nn.Module, new: nn.Module) -> None:
-    """Let an optimizer of ``old``'s weights go on with ``new``'s, by name: layers were replaced."""
+    """Let an optimizer of ``old``'s weights continue with ``new``'s, by name: layers were replaced."""
     if old is new:
         return
     if optimizer.state:
@@ -387,7 +387,7 @@ def follow(optimizer: Optimizer, old: nn.Module, new: nn.Module) -> None:
 _TOLERANCE = 1e-3  # of the gradient that a sum of weighted losses has
 _FIX = (
     "the gradient of this loss is not the sum over records of weight · loss. A private step adds up each record's own "
-    "clipped gradient and divides by the public batch size; whoever divides by weights.sum() or by the number of "
+    "clipped gradient and divides by the public batch size; a loop that divides by weights.sum() or by the number of "
     "records lets one record change what the others count. Write  loss = torch.dot(losses, weights)  with losses by "
     "the loss in dss_args, reduction='none'"
 )
@@ -395,7 +395,9 @@ _FIX = (
 
 @dataclass
 class DrawnBatch:
-    """A drawn batch. ``checked``: its loss was seen to be the right one. ``taken``: its step was taken."""
+    """A drawn batch: its loss is checked, then exactly one step is taken.
+
+    ``checked``: its loss was seen to be the right one. ``taken``: its step was taken."""
 
     x: Tensor
     y: Tensor
@@ -404,7 +406,7 @@ class DrawnBatch:
     taken: bool = False
 
     def watch(self, model: nn.Module, inputs: tuple[object, ...], outputs: object, loss: nn.Module) -> None:
-        """A forward pass in training: its records must be this batch's, and what flows back is checked."""
+        """Watch a forward pass in training: its records must be this batch's, and what flows back is checked."""
         if not (model.training and torch.is_grad_enabled() and isinstance(outputs, Tensor) and not self.taken):
             return
         given = inputs[0] if inputs else None

@@ -1,11 +1,4 @@
-"""Loss, accuracy and the errors of a regression, and the metrics of a run in CORDS' format.
-
-What is measured after an epoch, and who is told: the log, metrics.csv, W&B or TensorBoard, Ray Tune.
-
-Nothing is released here: metrics of private records are left out before (`logs.allowed_metrics`) unless the user asked
-for them, and ε follows from the ledger.
-
-What is measured after an epoch, by CORDS' names, with the words of its log.
+"""Measures loss, accuracy and the errors of a regression after an epoch, by CORDS' names and in its log's format.
 
 A regression has no accuracy: where a config asks for one (``tst_acc``), the root mean squared error and R² are measured
 instead (``tst_rmse``, ``tst_r2``), in the target's own unit.
@@ -44,7 +37,7 @@ def evaluate(
     *,
     world: World = World(),  # noqa: B008 - frozen
 ) -> tuple[float, float]:
-    """(mean loss, accuracy) over (x, y) batches, of all processes together; ``criterion`` has reduction="none"."""
+    """Return (mean loss, accuracy) over (x, y) batches of all processes; ``criterion`` has reduction="none"."""
     model.eval()
     loss, correct, total = 0.0, 0, 0
     for x, y in batches:
@@ -101,8 +94,7 @@ class History:
         return column[-1] if column else default
 
     def columns(self) -> dict[str, list[Any]]:
-        """What was measured, by CORDS' names; with the test accuracy (of a regression: with R²) goes the best so far,
-        as in its checkpoints."""
+        """Return what was measured, by CORDS' names, and the best test accuracy (or R²) so far, as in checkpoints."""
         measured = {name: self.column(name) for name in ALL_LABELS if self.column(name)}
         for kind in ("acc", "r2"):
             if f"tst_{kind}" in measured:
@@ -110,7 +102,7 @@ class History:
         return measured
 
     def line(self, print_args: list[str], *, best: bool) -> str:
-        """CORDS' log line for the newest row."""
+        """Return CORDS' log line for the newest row."""
         row = self.rows[-1]
         parts = [f"Epoch: {row['epoch']}"]
         for name in print_args:
@@ -121,8 +113,7 @@ class History:
         return " , ".join(parts)
 
     def to_csv(self, path: Path) -> None:
-        """One row per evaluated epoch: epoch, accuracy (of a regression: rmse and r2), loss, seconds, epsilon, then
-        everything else."""
+        """Write one row per evaluated epoch: epoch, accuracy (or rmse and r2), loss, seconds, epsilon, all else."""
         regression = bool(self.column("tst_r2"))
         shown = {"tst_rmse": "rmse", "tst_r2": "r2"} if regression else {"tst_acc": "accuracy"}
         first = {"epoch": "epoch", **shown, "tst_loss": "loss", "time": "seconds", "epsilon": "epsilon"}
@@ -167,7 +158,7 @@ def measured_for(wanted: Sequence[str], *, regression: bool) -> list[str]:
 
 @dataclass(frozen=True)
 class Measuring:
-    """What is measured after an epoch, and who is told: the log, metrics.csv, W&B or TensorBoard, Ray Tune.
+    """Measures after an epoch and reports to the log, metrics.csv, W&B or TensorBoard, and Ray Tune.
 
     Nothing is released here: metrics of private records are left out before (`log.allowed_metrics`) unless the user
     asked for them, and ε follows from the ledger.

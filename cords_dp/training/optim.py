@@ -1,8 +1,6 @@
-"""The optimizers and schedulers that CORDS' configs name, for every model.
+"""Builds the optimizers and schedulers that CORDS' configs name, and checks which of their keys go together.
 
-The optimizers and schedulers that CORDS' configs name, and which of their keys go together.
-
-Averaging the weights of noisy steps: post-processing, so it costs no privacy.
+Also averages the weights of noisy steps: post-processing, so it costs no privacy.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ _TARGET_NOISE = 0.1  # of a regression's output, where targets lie in [−1, 1]
 
 
 def planned_learning_rate(cfg: Mapping[str, Any], plan: PrivacyPlan, model: nn.Module) -> float:
-    """The learning rate at which the noise of all steps adds up to a fixed amount in the model's outputs.
+    """Return the learning rate at which the noise of all steps adds up to a fixed amount in the model's outputs.
 
     T steps of noise σC/B move the weights by about η·σ·C·√T/(B·(1−μ)), and the outputs by that times the length of the
     last layer's input. Few or nearly noiseless steps thus get a large rate and many noisy ones a small one. The amount
@@ -65,7 +63,7 @@ def _stable_rate(section: Mapping[str, Any], plan: PrivacyPlan, length: float) -
 
 
 def branch_rate_factor(plan: PrivacyPlan, chosen: int) -> float:
-    """What a planned learning rate is multiplied with in a branch: the rule above, and c^(1/3).
+    """Return the factor of a planned learning rate in a branch: the rule above, and c^(1/3).
 
     A batch that was drawn for what the validation set asks for has a clearer direction than a uniform one.
     """
@@ -97,7 +95,7 @@ def build_optimizer(cfg: Mapping[str, Any], model: nn.Module) -> Optimizer:
 
 
 def _parameter_groups(section: Mapping[str, Any], model: nn.Module) -> list[dict[str, Any]]:
-    """CORDS' three learning rates for a ResNet's head, blocks and stem; one group for every other model.
+    """Return CORDS' three learning rates for a ResNet's head, blocks and stem; one group for every other model.
 
     CORDS leaves out the parameters that it does not name; here they learn with ``optimizer.lr``.
     """
@@ -121,7 +119,7 @@ def _parameter_groups(section: Mapping[str, Any], model: nn.Module) -> list[dict
 def build_scheduler(
     cfg: Mapping[str, Any], optimizer: Optimizer, *, epochs: int, steps: int
 ) -> tuple[schedulers.LRScheduler | None, bool]:
-    """The scheduler and whether it advances at every step instead of every epoch."""
+    """Build the scheduler; also return whether it advances at every step instead of every epoch."""
     section = cfg.get("scheduler") or {}
     kind = schedule_kind(section)
     if kind is None:
@@ -157,7 +155,7 @@ SCHEDULERS = (
 
 
 def check_optimizer(cfg: Mapping[str, Any]) -> None:
-    """What the values of ``optimizer`` and ``scheduler`` mean together; each by itself is checked before."""
+    """Check what the values of ``optimizer`` and ``scheduler`` mean together; each by itself is checked before."""
     section, schedule = cfg["optimizer"], cfg.get("scheduler") or {}
     if section.get("nesterov") and section["type"] == "sgd" and not section.get("momentum"):
         raise ConfigError("optimizer.nesterov", True, "is a kind of momentum: set optimizer.momentum, e.g. to 0.9")

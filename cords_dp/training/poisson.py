@@ -24,7 +24,7 @@ def poisson_batches(
     steps: int,
     rng: np.random.Generator,
 ) -> Iterator[Batch]:
-    """``steps`` batches of (x, y, weight), each record of the pool falling into each with probability ``rate``.
+    """Yield ``steps`` batches of (x, y, weight), each record of the pool falling into each with probability ``rate``.
 
     A record that was drawn stays with its own chance, by a fresh coin: it falls into a batch with probability
     ``rate · chance``. Such a step is still an event of the given rate (`selection.match`).

@@ -2,8 +2,6 @@
 
 The trainer asks for the pool of each epoch that it has charged, and draws the batches itself. Nothing about which
 records are in the pool is logged or visible from outside.
-
-CORDS' GLISTER strategy with a private selector inside.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ class _HandsOverPools:
         return self.current
 
     def _init_subset_loader(self) -> None:
-        """CORDS starts every strategy with a uniform subset: no data touched, no cost."""
+        """Draw the uniform subset with which CORDS starts every strategy: no data touched, no cost."""
         plan, coins = self.context.plan, self.context.coins
         assert plan is not None
         if plan.subset.secret_subset:  # one secret coin per record, as `plan.amplified` asks
@@ -68,7 +66,7 @@ class RandomDPPools(_HandsOverPools, RandomDataLoader):
         RandomDataLoader.__init__(self, context.train_loader, DotMap(context.dss_args), SilentLogger())
 
     def state(self) -> dict[str, Any] | None:
-        """The subset, which was drawn without looking at the data; no file may hold a secret one."""
+        """Return the subset, which was drawn without looking at the data; no file may hold a secret one."""
         assert self.context.plan is not None
         if self.context.plan.subset.secret_subset:
             return None
@@ -114,7 +112,7 @@ class GLISTERDPPools(_HandsOverPools, GLISTERDataLoader):
         return self.current
 
     def state(self) -> dict[str, Any]:
-        """Released values, or the uniform subset that a run starts with."""
+        """Return released values, or the uniform subset that a run starts with."""
         released = self.selections.state()
         return {"subset": torch.from_numpy(self.current.indices.copy())} if released is None else released
 
@@ -124,7 +122,7 @@ class GLISTERDPPools(_HandsOverPools, GLISTERDataLoader):
 
 
 def _glister_args(context: StrategyContext) -> DotMap:
-    """What CORDS' constructor asserts to be there; the mechanism has its own copies of these keys."""
+    """Fill in what CORDS' constructor asserts to be there; the mechanism has its own copies of these keys."""
     args = DotMap(context.dss_args)
     for key, value in {"greedy": "RGreedy", "r": 15, "linear_layer": False, "selection_type": "Supervised"}.items():
         args.setdefault(key, value)
@@ -142,7 +140,7 @@ class GLISTERDPStrategy(GLISTERStrategy):
         self.selections = selections
 
     def select(self, budget: int, model_params: dict[str, Any]) -> tuple[list[int], Tensor]:
-        """``budget`` is CORDS' word for k."""
+        """Select a pool; return its indices and weights. ``budget`` is CORDS' word for k."""
         if budget != self.selections.plan.shape.k:
             raise MechanismError(f"the plan pays for {self.selections.plan.shape.k} records, not {budget}")
         pool = self.selections.select(model_params)

@@ -1,4 +1,4 @@
-"""A config becomes a `Run`: what has to be known before data is read or a file is written. The only way there.
+"""Turns a config into a `Run`, before data is read or a file is written. There is no other way to one.
 
 Every check runs on what is sound of the config, so that all problems are found in one pass (`errors.Problems`).
 """
@@ -53,7 +53,7 @@ class Run:
 
     privacy is None for a strategy that is not private, mechanism for one that does not select. batch_size and
     learning_rate are None where the plan chooses. unused: CORDS' keys that this run does not use.
-    notes: what else of the config is not used, in words. preparation: what is released of D before training.
+    notes: sentences about what else of the config is not used. preparation: what is released of D before training.
     own_device: that of a model which is on one already.
     """
 
@@ -74,7 +74,7 @@ class Run:
 
     @property
     def resumes(self) -> bool:
-        """Does it continue an earlier run from its checkpoint?"""
+        """Whether it continues an earlier run from its checkpoint."""
         return bool((self.config.get("ckpt") or {}).get("is_load"))
 
     @property
@@ -90,7 +90,7 @@ class Run:
         return self.config.get(name) or {}
 
     def plan(self, n: int, n_validation: int) -> PrivacyPlan | None:
-        """The privacy plan for public sizes, or None for a strategy that is not private."""
+        """Return the privacy plan for public sizes, or None for a strategy that is not private."""
         if self.privacy is None:
             return None
         try:
@@ -112,7 +112,7 @@ class Run:
             ) from error
 
     def with_plan(self, plan: PrivacyPlan | None, learning_rate: float) -> Run:
-        """The same run with everything known: batch size and learning rate as they will be used."""
+        """Return the same run with everything known: batch size and learning rate as they will be used."""
         batch_size = plan.shape.batch_size if plan else self.batch_size
         changes = {
             "dataloader": {**self.section("dataloader"), "batch_size": batch_size},
@@ -125,7 +125,7 @@ class Run:
         )
 
 
-# What takes the place of a required key that is missing or wrong, so that the other checks can go on. A config with
+# What takes the place of a required key that is missing or wrong, so that the other checks can run. A config with
 # such a problem is refused at the end: none of these values reaches a plan that is run.
 _STAND_INS: dict[str, dict[str, Any]] = {
     "dss_args": {"fraction": 0.1},
@@ -252,7 +252,7 @@ def _readable(given: Mapping[str, Any], problems: Problems) -> tuple[dict[str, A
 
 
 def _strategy(section: Mapping[str, Any], problems: Problems) -> Strategy:
-    """The strategy of this name; for a name that there is not, one that looks like it."""
+    """Return the strategy of this name; for an unknown name, one that looks like it."""
     name = section.get("type")
     with problems.noted():
         if section:
@@ -269,7 +269,7 @@ def _sound(name: str, values: Mapping[str, Any], keys: Mapping[str, Key], proble
 
 
 def _complete(name: str, values: Mapping[str, Any], strategy: Strategy, problems: Problems) -> dict[str, Any]:
-    """The section with a stand-in for each required key that is not there, which is a problem."""
+    """Return the section with a stand-in for each required key that is missing, which is a problem."""
     stand_ins = _STAND_INS.get(name, {})
     if name == "dss_args" and (strategy.uses_all or not strategy.private):
         return dict(values)  # the share of the records is left to the strategy
@@ -315,7 +315,7 @@ def _check_automatic(config: Mapping[str, Any], strategy: Strategy) -> None:
 def _notes(
     given: Mapping[str, Any], config: Mapping[str, Any], strategy: Strategy, subset: SubsetSettings
 ) -> Iterator[str]:
-    """What of a config is not used, although CORDS or a reader might expect it."""
+    """List what of a config is not used, although CORDS or a reader might expect it."""
     for name, meant in DEAD_SECTIONS.items():
         if given.get(name):
             yield f"CORDS reads no section {name!r}: set what is in it in {meant!r}."
@@ -374,7 +374,7 @@ def _unused_keys(config: Mapping[str, Any], strategy: Strategy, mechanism: Mecha
 
 
 def _who_uses(section: str, key: str, strategy: Strategy, mechanism: Mechanism | None) -> str:
-    """What to do about a key that means nothing to this strategy or mechanism."""
+    """Say what to do about a key that means nothing to this strategy or mechanism."""
     if mechanism is None:
         return (
             f"{strategy.name} selects nothing, so it does not use this key; remove it, or choose dss_args.type from "
@@ -401,7 +401,7 @@ def _check_publishing(run: Run) -> None:
 
 
 def _with_defaults(config: Mapping[str, Any], strategy: Strategy, subset: SubsetSettings) -> Mapping[str, Any]:
-    """The config as CORDS' constructor reads it, with the values that a short one leaves out."""
+    """Return the config as CORDS' constructor reads it, with the values that a short one leaves out."""
     usual = {"select_every": subset.select_every, "kappa": subset.kappa}
     usual |= {"fraction": 1.0} if strategy.uses_all else {}
     section = config["dss_args"]
@@ -429,7 +429,7 @@ def _device(name: Any) -> str:
 
 
 def public_sizes(run: Run) -> tuple[int, int]:
-    """(n, |V|): public; those of an imbalanced variant have to be counted."""
+    """Return (n, |V|): public; those of an imbalanced variant have to be counted."""
     sizes = known_sizes(run.config)
     if sizes is None:
         from cords_dp.data.build import build_dataset  # late: it needs torch

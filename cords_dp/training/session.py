@@ -1,4 +1,4 @@
-"""A run, put together in one place: plan, ledger, streams, records, model, loss and optimizer.
+"""Puts a run together in one place: plan, ledger, streams, records, model, loss and optimizer.
 
 `PrivateSession` is the only wiring of a private run. The trainer (CORDS' face), the loaders for loops and whatever else
 trains drive it through the same few calls:
@@ -112,7 +112,7 @@ class Session:
     # -- checkpoints ------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds, under CORDS' keys: released and public values only."""
+        """Return what a checkpoint holds, under CORDS' keys: released and public values only."""
         state: dict[str, Any] = {
             "state_dict": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -205,7 +205,7 @@ class PrivateSession(Session):
         world: World = World(),  # noqa: B008 - frozen
         logger: logging.Logger | None = None,
     ):
-        """``checkpoint``: where the run keeps one; its ledger lies beside it. Of several processes rank 0's alone."""
+        """Reserve the plan; no record is read. ``checkpoint``: rank 0's, if any; the ledger lies beside it."""
         super().__init__(run, world=world, logger=logger or logging.getLogger("cords_dp"))
         self.plan, self.checkpoint, self.resumable = plan, checkpoint, resumable
         if world.size > 1:
@@ -352,7 +352,7 @@ class PrivateSession(Session):
         plan, data = self.plan, self.data
         if plan.mechanism is None:
             return None
-        scoring = copy.deepcopy(self.model)  # weights are loaded into it; training goes on with the model itself
+        scoring = copy.deepcopy(self.model)  # weights are loaded into it; training continues with the model itself
         assert self.run.learning_rate is not None
 
         def records(dataset: Dataset) -> Records:
@@ -406,7 +406,7 @@ class PrivateSession(Session):
     def _chosen_mode(self, model: nn.Module, views: Views | None) -> GradientMode:
         """Return the mode that the run began with, the configured one, or the best for the model; tried in any case.
 
-        The ledger remembers it, so that a resumed run goes on as it began whatever a stopwatch would say now.
+        The ledger remembers it, so that a resumed run continues as it began, whatever a stopwatch would say now.
         """
         wanted = self.ledger.notes.get(_MODE, self.plan.privacy.grad_sample_mode)
         modes = gradient_modes() if wanted == AUTO else (gradient_mode(wanted),)
@@ -482,7 +482,7 @@ class PrivateSession(Session):
         return self._part
 
     def _branch(self, pool: Pool) -> tuple[Pool, float, float]:
-        """Rate and noise of the branch that a release has chosen, once for the run; the learning rate follows."""
+        """Return rate and noise of the branch that a release chose, once for the run; set the learning rate."""
         plan, chosen = self.plan, pool.branch
         if self.branch is None and self._first_levels is None:
             self.branch = chosen
@@ -493,7 +493,7 @@ class PrivateSession(Session):
         return pool, plan.branches[chosen].rate, plan.branches[chosen].sigma
 
     def _levels(self, pool: Pool) -> tuple[Pool, float, float]:
-        """Every record in a branch of its own, the same for all steps."""
+        """Return a pool that keeps each record in its own branch for all steps, the highest rate and least noise."""
         first = self._first_levels = pool if self._first_levels is None else self._first_levels
         assert first.levels is not None
         assert pool.levels is not None

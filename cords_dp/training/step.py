@@ -20,18 +20,15 @@ such proof, and has to be asked for.
 Weights that change while the model computes would carry records past the noise (``nn.Embedding(max_norm=…)`` rewrites
 the rows it looks up). Every step compares the weights before and after, and stops.
 
-Opacus' optimizer with sums and noise in float64.
-
-Opacus draws noise with ``torch.normal``, whose float32 values end at 5.77 deviations. Here everything between the
-clipped sum of a piece and the finished, noisy step is float64.
+Opacus' optimizer is used with sums and noise in float64: Opacus draws noise with ``torch.normal``, whose float32 values
+end at 5.77 deviations. Here everything between the clipped sum of a piece and the finished, noisy step is float64.
 
 Formal guarantee: ``p.grad`` is a function of Σ parts + σ·C·z, formed in float64 with z standard normal; dividing by the
 public batch size and rounding to the weights' type come after the noise. Rank 0 alone adds it, before the sums of all
 ranks are added up, so that no rank ever holds the sum without noise.
 
-Noise for training steps: a step that was not charged gets none.
-
-Random views of images, drawn for each record by itself.
+A step that was not charged gets no noise (`ChargedSteps`), and so is not taken. Random views of images are drawn for
+each record by itself (`augmented_views`).
 """
 
 from __future__ import annotations
@@ -83,7 +80,7 @@ class PlainEngine:
             self.optimizer.step()
 
     def _add_up(self, records: int) -> bool:
-        """Let every process have the sum of all gradients. Is there any record in the batch?"""
+        """Give every process the sum of all gradients; return whether there is any record in the batch."""
         if self.world.size == 1:
             return records > 0
         for p in self.model.parameters():
@@ -107,7 +104,7 @@ class Views:
 class PrivateEngine:
     """Clipped, noisy steps on one model. Wraps the model once, for the whole run.
 
-    ``noise`` gives standard normals (`mechanisms.noise.noise_source`). It may be left out where ``sigma`` is 0, and
+    ``noise`` gives standard normals (`noise.generators.noise_source`). It may be left out where ``sigma`` is 0, and
     must be: an engine that adds no noise has to be meant.
     """
 
@@ -148,7 +145,7 @@ class PrivateEngine:
         self.clipping = Clipping(max_grad_norm, normalise, slack + self.mode.extra_slack)
 
     def set_noise_multiplier(self, sigma: float) -> None:
-        """Go on with other noise, as the plan's branches have it."""
+        """Set other noise for the steps that follow, as the plan's branches have it."""
         _check_noise(sigma, self.clipping.max_norm, self.optimizer.noise)
         self.optimizer.noise_multiplier = sigma
 
@@ -177,7 +174,7 @@ class PrivateEngine:
 
 
 def _checksums(model: nn.Module) -> list[int]:
-    """Sums of the bits of every weight, frozen ones included, as whole numbers."""
+    """Return sums of the bits of every weight, frozen ones included, as whole numbers."""
     return [int(_bits(p.detach()).sum(dtype=torch.int64)) for p in model.parameters()]
 
 
@@ -187,7 +184,7 @@ def _bits(values: Tensor) -> Tensor:
 
 
 def _check_noise(sigma: float, max_grad_norm: float, noise: Noise | None) -> None:
-    """Fail closed: a noise multiplier that got lost must not become a step without noise."""
+    """Refuse a noise multiplier that got lost: it must not become a step without noise."""
     if not isinstance(sigma, Real) or not (math.isfinite(sigma) and sigma >= 0):
         raise MechanismError(f"the noise multiplier of a step must be a finite number of at least 0, not {sigma!r}")
     if not (math.isfinite(max_grad_norm) and max_grad_norm > 0):
@@ -199,7 +196,7 @@ def _check_noise(sigma: float, max_grad_norm: float, noise: Noise | None) -> Non
 
 
 def _pieces(size: int, piece: int) -> Iterator[slice]:
-    """Slices that cover a batch; one empty slice for an empty batch."""
+    """Return slices that cover a batch; one empty slice for an empty batch."""
     for start in range(0, max(size, 1), piece):
         yield slice(start, min(start + piece, size))
 
@@ -246,7 +243,7 @@ class NoisySumOptimizer(DPOptimizerFastGradientClipping):
             p.grad = total.div_(self.expected_batch_size).to(p.dtype).view_as(p)
 
     def _noise_like(self, p: nn.Parameter) -> Tensor:
-        """σ·C·z in float64, drawn on the CPU wherever the weights are."""
+        """Draw σ·C·z in float64, on the CPU wherever the weights are."""
         assert self.noise is not None
         z = self.noise(tuple(p.shape))
         if z.shape != tuple(p.shape) or z.dtype != np.float64:
@@ -300,7 +297,7 @@ class ChargedSteps:
 
 
 def augmented_views(images: Tensor, count: int, rng: np.random.Generator) -> Tensor:
-    """``count`` random views of each image, one after the other: N×C×H×W → (N·count)×C×H×W.
+    """Draw ``count`` random views of each image, one after the other: N×C×H×W → (N·count)×C×H×W.
 
     A view is shifted by up to an eighth of its side, the border being reflected, and colour images are mirrored by a
     coin. Which view is drawn depends on chance alone, so a view is a function of one record and its own randomness.

@@ -1,8 +1,7 @@
 """Strategies by name. ``dss_args.type`` is looked up here and nowhere else.
 
-The strategies that come with cords_dp: the private ones, and those of CORDS once one of them is asked for.
-
-A private strategy is known by name without torch and CORDS, which its loader needs: a plan asks for no more.
+The private strategies come with cords_dp; those of CORDS are registered once one of them is asked for. A private
+strategy is known by name without torch and CORDS, which its loader needs: a plan asks for no more.
 """
 
 from __future__ import annotations
@@ -122,7 +121,7 @@ def register_strategy(
 
 
 def register_later(register: Callable[[], None]) -> None:
-    """Strategies whose registration takes seconds: ``register()`` is called when a name is asked for that is not known.
+    """Register strategies late, where that takes seconds: ``register()`` is called when an unknown name is asked for.
 
     It is also called before anybody else registers a name, so that one that is taken is refused.
     """

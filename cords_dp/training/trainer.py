@@ -48,7 +48,7 @@ from cords_dp.planning import Cost, PrivacyPlan
 from cords_dp.processes import World, current_world, threads_for_steps
 from cords_dp.training.checkpoint import checkpoint_path, load_checkpoint, log_folder, save_checkpoint, spent_before
 from cords_dp.training.cords_strategies import CordsSession
-from cords_dp.training.handover import hand_over, telling_how_to_go_on, withdraw
+from cords_dp.training.handover import explaining_full_disks, hand_over, withdraw
 from cords_dp.training.log import (
     RowLogger,
     allowed_metrics,
@@ -151,7 +151,7 @@ class TrainClassifier(cords.TrainClassifier):
         regression R² stands in the place of accuracies.
         """
         given = Splits(*(kwargs[name] for name in _DATA_ARGUMENTS)) if set(_DATA_ARGUMENTS) <= set(kwargs) else None
-        with quiet_libraries(), telling_how_to_go_on(self):
+        with quiet_libraries(), explaining_full_disks(self):
             self._reset()
             self.built = given is None
             try:
@@ -391,7 +391,7 @@ class TrainClassifier(cords.TrainClassifier):
         self.logger.info("Model checkpoint saved at epoch: %d", epoch)
 
     def _folders(self) -> list[Path]:
-        """Where the model and what is said about it lie: a folder of the run's own, or beside log and checkpoint."""
+        """Return where model and statement lie: a folder of the run's own, or beside log and checkpoint."""
         if self.output_dir is not None:
             return [self.output_dir]
         assert self._checkpoint is not None
@@ -417,22 +417,22 @@ class TrainClassifier(cords.TrainClassifier):
         return self.session.selection_seconds
 
     def shown_seconds(self, seconds: float | None = None) -> float:
-        """Seconds as they may be shown: whole ones where the pool is secret, since time follows its size."""
+        """Return seconds as they may be shown: whole ones where the pool is secret, since time follows its size."""
         seconds = self.train_seconds + self.session.selection_seconds if seconds is None else seconds
         return float(round(seconds)) if self._secret_pool else seconds
 
     def published_subset(self) -> list[int]:
-        """Numbers in D of the last subset. Only where it was paid for, or drawn without looking at the data."""
+        """Return the numbers in D of the last subset, if it was paid for or drawn without looking at data."""
         if self.plan is None or self.plan.secret_pool:
             raise MechanismError("the pool is secret state of the training mechanism and cannot be published")
         return [int(i) for i in self.session.source.current.indices]
 
     def published_rows(self) -> dict[str, Any]:
-        """``subset.json``: the same records by their rows in the file or the published set, for use elsewhere."""
+        """Return ``subset.json``: the same records by their rows in the file or the published set."""
         return described_rows(self.run.config, self._rows_of_train, self.published_subset())
 
     def card(self) -> dict[str, Any] | None:
-        """What a prediction needs to know about records of the user's own; None for other data. Public values."""
+        """Return what a prediction needs to know about the user's own records; None for other data. Public values."""
         source = find_source(self.run.config["dataset"].get("name"))
         if source is None:
             return None

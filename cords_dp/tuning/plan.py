@@ -2,7 +2,7 @@
 
 Formal guarantees
 -----------------
-Unit and relation: one record of D or of V, zero-out, as for a run. Released, to whoever gets the result: the output of
+Unit and relation: one record of D or of V, zero-out, as for a run. Released, to everybody who gets the result: that of
 the *best* trial, which is its model with everything that its run releases, its settings and its noisy score. Not
 released: the number of trials, and anything about the others.
 
@@ -16,7 +16,7 @@ Settings that change the schedule (epochs, batch size, fraction) change the even
 at both orders of the theorem, λ and λ̂, and at those of an account, the trial's divergence is at most that of the
 config's own (`fit`); nothing else depends on the settings that were drawn. At other orders it may be larger, so the
 event that is charged carries the orders that were compared (`RepeatAndSelect.orders`) and promises nothing beyond what
-follows from them, whoever composes it with whatever else.
+follows from them, whatever it is composed with.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ Limit = Callable[[Sequence[Event]], float]  # what a trial's events on one side 
 
 @dataclass(frozen=True)
 class TuningPlan:
-    """What a tuning may do and what it costs: public, and fixed before data is read.
+    """The limits and the cost of a tuning: public, and fixed before data is read.
 
     privacy: the budget of the whole. trial: the plan of one trial at the config's own settings. score_noise: of the
     score on V; None where V is declared public. orders: at which an account will ask; compared besides λ and λ̂.
@@ -83,26 +83,26 @@ class TuningPlan:
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
     def score_release(self) -> Release:
-        """What a trial reads of V to be compared with the others."""
+        """Return what a trial reads of V to be compared with the others."""
         event = None if self.score_noise is None else gaussian(self.score_noise)
         return Release("score", VALIDATION_DATA, event, 1.0, "1 (records of V that the model gets right)")
 
     def trial_events(self, dataset: str) -> tuple[Event, ...]:
-        """What one trial charges to D or to V."""
+        """List what one trial charges to D or to V."""
         score = self.score_release().event if dataset == VALIDATION_DATA else None
         return (*_events(self.trial, dataset), *([score] if score else []))
 
     def entries(self) -> tuple[Entry, ...]:
-        """What the tuning charges, once."""
+        """List what the tuning charges, once."""
         sides = [side for side in (TRAINING_DATA, VALIDATION_DATA) if self.trial_events(side)]
         return tuple(Entry(side, TUNING, replace(self._event(side), orders=self._orders(side))) for side in sides)
 
     def _event(self, dataset: str) -> RepeatAndSelect:
-        """The tuning on one side, if every trial had the config's own settings."""
+        """Return the event of the tuning on one side, if every trial had the config's own settings."""
         return RepeatAndSelect(self.trial_events(dataset), self.law.mean, self.law.shape)
 
     def bound(self, dataset: str) -> Bound | None:
-        """(ε, δ) of the whole tuning on one side; None where nothing is charged."""
+        """Return (ε, δ) of the whole tuning on one side; None where nothing is charged."""
         events = [entry.event for entry in self.entries() if entry.dataset == dataset]
         return epsilon_bound(events, self.delta, "rdp") if events else None
 
@@ -112,7 +112,7 @@ class TuningPlan:
         return max(bound.epsilon for bound in bounds if bound is not None)
 
     def fit(self, plan_with: PlanWith) -> PrivacySettings:
-        """The ``privacy`` section of a trial with other settings, whose plans ``plan_with`` makes.
+        """Return the ``privacy`` section of a trial with other settings, whose plans ``plan_with`` makes.
 
         Formal guarantee: at the orders of the event that is charged (`entries`), on each side, its events have at most
         the divergences of `trial_events`.
@@ -140,7 +140,7 @@ class TuningPlan:
         return settings
 
     def _share(self, dataset: str) -> Limit:
-        """Of a run's events on one side: the largest ratio of divergences to those that the tuning pays for."""
+        """Return the largest ratio of a run's divergences on one side to those that the tuning pays for."""
         paid = self.trial_events(dataset)
         score = paid[-1:] if dataset == VALIDATION_DATA and self.score_noise is not None else ()
         if not paid:
@@ -149,7 +149,7 @@ class TuningPlan:
         return lambda events: max(renyi((*events, *score), order) / most for order, most in allowed.items())
 
     def _orders(self, dataset: str) -> tuple[float, ...]:
-        """The orders at which trials are compared: λ, at which the divergence becomes ε, λ̂, and an account's."""
+        """Return the orders at which trials are compared: λ, where the divergence becomes ε, λ̂, and an account's."""
         event = self._event(dataset)
         return renyi_order([event], self.delta), event.second_order, *self.orders
 
@@ -189,7 +189,7 @@ def _fitted(
     start: float,
     lowest: float = _LOWEST,
 ) -> PrivacySettings:
-    """The budget of a single run, and its noise on V, at which it costs ``target`` on either side."""
+    """Return the budget of a single run, and its noise on V, at which it costs ``target`` on either side."""
 
     def at(epsilon: float) -> PrivacyPlan:
         return plan_with(replace(privacy, epsilon=epsilon))

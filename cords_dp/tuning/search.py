@@ -86,12 +86,12 @@ class Space:
         return {key: law.draw(rng) for key, law in self.laws}
 
     def ends(self) -> list[dict[str, Any]]:
-        """Settings at the ends of each law, one key at a time."""
+        """Yield settings at the ends of each law, one key at a time."""
         return [{key: value} for key, law in self.laws for value in law.ends()]
 
 
 def read_space(search: Mapping[str, Any] | Sequence[str]) -> Space:
-    """``["optimizer.lr=loguniform(0.01, 1)"]``, or a dict of keys to such words, lists of choices or Ray's domains."""
+    """Read ``["optimizer.lr=loguniform(0.01, 1)"]``, or a dict of keys to such texts, lists or Ray's domains."""
     pairs = list(search.items()) if isinstance(search, Mapping) else [_split(text) for text in search]
     if not pairs:
         raise ConfigError("--search", None, f"names no key to tune; {_ADVICE}")
@@ -134,7 +134,7 @@ def _law(key: str, given: Any) -> Law:
 
 
 def _read(key: str, text: str) -> Law:
-    """``loguniform(1e-3, 1)``: a name and literals, and nothing that could be run."""
+    """Read ``loguniform(1e-3, 1)``: a name and literals, and nothing that could be run."""
     try:
         call = ast.parse(text, mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.keywords:

@@ -1,4 +1,4 @@
-"""A tuning's plan in words: its privacy statement, and what it costs beside a single run."""
+"""Describes a tuning's plan: its privacy statement, and what it costs compared with a single run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cords_dp.tuning.plan import TuningPlan
 _NAMES = {0.0: "logarithmic", 1.0: "geometric"}
 _NOT_COVERED = (
     "settings that were chosen by other runs or tunings on the same private data",
-    "whoever learns the number of trials, or reads the folder of the trials before it is removed",
+    "anyone who learns the number of trials, or reads the folder of the trials before it is removed",
     *NOT_COVERED[1:],
 )
 
@@ -24,7 +24,7 @@ def describe_law(law: TrialLaw) -> str:
 
 
 def tuning_report(plan: TuningPlan, single: PrivacyPlan) -> dict[str, Any]:
-    """Everything that a tuning's ``privacy.json`` holds. Public values only."""
+    """Collect everything that a tuning's ``privacy.json`` holds. Public values only."""
     on_d, on_v = plan.bound(TRAINING_DATA), plan.bound(VALIDATION_DATA)
     assert on_d is not None
     both = " or of the validation set V" if on_v is not None else ""
@@ -52,7 +52,7 @@ def tuning_report(plan: TuningPlan, single: PrivacyPlan) -> dict[str, Any]:
 
 
 def tuning_markdown(report: dict[str, Any]) -> str:
-    """A tuning's ``privacy.md``."""
+    """Render a tuning's ``privacy.md``."""
     on_v = report["epsilon_validation_data"]
     lines = ["# Privacy of a tuning", "", report["statement"], "", "## What was done", ""]
     lines += [
@@ -90,7 +90,7 @@ def tuning_markdown(report: dict[str, Any]) -> str:
 
 
 def price_of_tuning(plan: TuningPlan, single: PrivacyPlan) -> str:
-    """What it costs to choose, in words."""
+    """Say what it costs to choose."""
     more = 100 * (plan.trial.sigma / single.sigma - 1)
     return (
         f"The price of choosing: each trial trains with noise multiplier {plan.trial.sigma:.4f}, where a single run "
@@ -99,7 +99,7 @@ def price_of_tuning(plan: TuningPlan, single: PrivacyPlan) -> str:
 
 
 def tuning_table(plan: TuningPlan, single: PrivacyPlan) -> str:
-    """A single run and a tuning of the same budget, side by side."""
+    """Set a single run and a tuning of the same budget side by side."""
     line = "{:<52} {:>11} {:>9} {:>9}"
     on_v = plan.bound(VALIDATION_DATA)
     on_d = plan.bound(TRAINING_DATA)

@@ -1,9 +1,9 @@
 """Private tuning: a random number of trials, the best model kept, all within one (ε, δ).
 
-`planning.tuning` has the guarantee. What this file adds to it, and what would void it otherwise:
+`tuning.plan` has the guarantee. This file keeps what it rests on:
 
 - The number of trials and their settings are drawn once, from the operating system's entropy, before data is read, and
-  kept in ``private/trials.json`` for the owner's eyes only: a tuning that is interrupted goes on with the same draws.
+  kept in ``private/trials.json`` for the owner's eyes only: a tuning that is interrupted continues with the same draws.
   If that file is lost after the charge, the tuning is refused, for a second draw would choose among more trials.
 - The whole is charged to ``ledger.jsonl``, and to the account if there is one, before the first trial begins.
 - Trials are told apart by random names, and all their files are below ``private`` until the end: logs, what they
@@ -13,11 +13,9 @@
   others is not kept.
 - A trial that fails is run again, anew, when the tuning is started again; until all have ended nothing is released.
 
-One trial of a tuning: a whole private run and the noisy score of its model on the validation set.
-
-Released by a trial to the tuning, and by the tuning of its best trial alone: everything that the run releases, charged
-by its plan, and the score: how many records of V the model gets right, sensitivity 1 (a null record is no hit), by the
-Gaussian mechanism. `planning.tuning` has the guarantee and says where it is charged.
+A trial is a whole private run and the noisy score of its model on the validation set. Released by a trial to the
+tuning, and by the tuning of its best trial alone: everything that the run releases, charged by its plan, and the score:
+how many records of V the model gets right, sensitivity 1 (a null record is no hit), by the Gaussian mechanism.
 """
 
 from __future__ import annotations
@@ -73,7 +71,7 @@ _PRIVATE, _TRIALS, _LEDGER, _RESULT = "private", "trials.json", "ledger.jsonl", 
 
 @dataclass(frozen=True)
 class TuningResult:
-    """What a tuning releases. ``score``: the best trial's noisy accuracy on V. ``accuracy``: on the public test set."""
+    """A tuning's release. ``score``: the best trial's noisy accuracy on V. ``accuracy``: on the public test set."""
 
     settings: dict[str, Any]
     score: float
@@ -115,7 +113,7 @@ def tune(
 
     ``search``: keys and laws, ``{"optimizer.lr": "loguniform(0.01, 1)"}``; lists of choices and Ray Tune's domains are
     understood too. ``trials``: the mean of the number of trials. ``law``: geometric, logarithmic, or the shape of a
-    truncated negative binomial law. Calling it again goes on where it stopped.
+    truncated negative binomial law. Calling it again continues where it stopped.
     """
     cfg = load_config(config) if isinstance(config, (str, Path)) else DotMap(thawed_copy(config))
     tuning = Tuning.planned(cfg, read_space(search), read_law(trials, law), Path(out))
@@ -157,7 +155,7 @@ class Tuning:
 
     @classmethod
     def planned(cls, config: DotMap, space: Space, law: TrialLaw, out: Path) -> Tuning:
-        """Everything that can be wrong is found here, before data is read."""
+        """Plan a tuning. Everything that can be wrong is found here, before data is read."""
         run = resolve(config, plan=False)
         if run.privacy is None:
             raise ConfigError("dss_args.type", run.strategy.name, "only private strategies can be tuned privately")
@@ -203,7 +201,7 @@ class Tuning:
         return self.out / _PRIVATE
 
     def _finished(self) -> TuningResult | None:
-        """The result that is there already, if it is this tuning's."""
+        """Return the result that is there already, if it is this tuning's."""
         path = self.out / _RESULT
         if not path.is_file():
             return None
@@ -214,7 +212,7 @@ class Tuning:
         return TuningResult(**found)
 
     def _trials(self) -> list[Trial]:
-        """The trials that were drawn, or draw them now: secret, and never twice."""
+        """Return the trials that were drawn, or draw them now: secret, and never twice."""
         path = self._private / _TRIALS
         if not path.is_file():
             if (self.out / _LEDGER).is_file():
@@ -238,7 +236,7 @@ class Tuning:
         return [{"token": secrets.token_hex(8), "settings": own, **self._fitted(own)} for own in drawn]
 
     def _fitted(self, settings: dict[str, Any]) -> dict[str, Any]:
-        """The budget of a trial with these settings, and the plan that follows from it."""
+        """Return the budget of a trial with these settings, and the plan that follows from it."""
         run = resolve(_of_a_trial(self.config, settings), plan=False)
         plan_with = planner(run, self.sizes)
         try:
@@ -257,7 +255,7 @@ class Tuning:
         return Trial(config.toDict(), settings, work, token)
 
     def _paid(self) -> tuple[Ledger, Reservation | None]:
-        """The ledger with the charge of the whole tuning in it, reserved in the account before."""
+        """Return the ledger with the charge of the whole tuning in it, reserved in the account before."""
         path, entries = self.out / _LEDGER, self.plan.entries()
         name = Ledger.id_of(path, self.fingerprint) if path.is_file() else secrets.token_hex(8)
         reservation = None
@@ -318,7 +316,7 @@ def tuning_plan_of(run: Run, sizes: tuple[int, int], law: TrialLaw) -> TuningPla
 
 
 def planner(run: Run, sizes: tuple[int, int]) -> PlanWith:
-    """This run's plan at another budget; what else its ``privacy`` section says stays."""
+    """Return this run's plan at another budget; what else its ``privacy`` section says stays."""
     assert run.privacy is not None
     own = run.privacy
 
@@ -338,7 +336,7 @@ def planner(run: Run, sizes: tuple[int, int]) -> PlanWith:
 
 
 def _with(config: Mapping[str, Any], settings: Mapping[str, Any]) -> DotMap:
-    """A copy of the config with these settings."""
+    """Copy the config with these settings."""
     copy = thawed_copy(config)
     for name, value in settings.items():
         section, key = name.split(".", 1)
@@ -391,7 +389,7 @@ def run_trial(config: Mapping[str, Any], *, score: Release, plan: str, private: 
 
 
 def noisy_score(trainer: TrainClassifier, release: Release) -> float:
-    """The accuracy of the released model on V, with noise; exact where V is declared public (no event)."""
+    """Return the accuracy of the released model on V, with noise; exact where V is declared public (no event)."""
     assert trainer.data is not None
     assert trainer.model is not None
     validation, (_, criterion) = trainer.data.validation, trainer.loss_function()

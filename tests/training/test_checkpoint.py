@@ -63,7 +63,7 @@ def test_whoever_starts_over_is_told_what_the_interrupted_run_has_spent(make_con
     run_experiment(make_config("RandomDP"), tmp_path, progress=False)
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "WARNING" in line]
     assert f"has spent epsilon {spent:.4f} on D" in line
-    assert "--resume (ckpt.is_load) would have gone on with it" in line
+    assert "--resume (ckpt.is_load) would have continued it" in line
     run_experiment(make_config("RandomDP"), tmp_path, progress=False)  # that one did end
     assert "WARNING" not in capsys.readouterr().out
 

@@ -89,7 +89,7 @@ class Book:
         return isinstance(weight, nn.Parameter) and weight in self._parameters
 
     def expect(self, rows: Tensor, weights: Iterable[Tensor | None]) -> None:
-        """A use of these weights begins, on ``rows``."""
+        """Note that a use of these weights begins, on ``rows``."""
         if len(rows) != self.rows:
             raise UnsupportedModelError("a layer is given more or fewer rows than there are records; use another mode")
         for weight in weights:
@@ -97,7 +97,7 @@ class Book:
                 self._expected[weight] += 1
 
     def write(self, weight: Tensor | None, use: Callable[[], Use]) -> None:
-        """What the losses' gradient of a weight is made of, in one use."""
+        """Write down what the losses' gradient of a weight is made of, in one use."""
         if not isinstance(weight, nn.Parameter) or weight not in self._parameters:
             return
         if not self._open:
@@ -108,7 +108,7 @@ class Book:
             self._close(weight)
 
     def record(self, losses: Tensor) -> list[Part]:
-        """Run the backward pass; the parts of the weights, in their order."""
+        """Run the backward pass; return the parts of the weights, in their order."""
         if any(leaf in self._parameters for leaf in leaves_of(losses)):
             raise UnsupportedModelError("a weight is used in a way that is not written down; use another mode")
         self._open = True
@@ -131,7 +131,7 @@ def recorded(
     records: int,
     views: int,
 ) -> list[Part]:
-    """Each weight's part of the records' gradients: the mean over a record's views of ``losses_of(model)``."""
+    """Return each weight's part of the records' gradients: the mean over a record's views of ``losses_of(model)``."""
     refuse_short_products(parameters[0].device.type)
     book = Book(parameters, records, views, parameters[0].device)
     with _fast_recurrences(model, book), _Replaced(book):
@@ -155,7 +155,7 @@ class _Replaced(TorchFunctionMode):
 
 
 def leaves_of(losses: Tensor) -> Iterator[Tensor]:
-    """Leaves of the autograd graph that take a gradient, once for each edge that leads to them."""
+    """Yield the leaves of the autograd graph that take a gradient, once for each edge that leads to them."""
     seen = {losses.grad_fn}
     waiting = [losses.grad_fn]
     while waiting:
@@ -208,7 +208,7 @@ class _Layer:
 
     @classmethod
     def fits(cls, book: Book, *weights: Tensor | None) -> bool:
-        """Whether every weight that takes a gradient here is one of the book's. What does not fit is left to autograd.
+        """Return whether every weight that takes a gradient here is one of the book's. Others are left to autograd.
 
         There the book's weights are found as leaves, and the step stops.
         """
@@ -221,18 +221,18 @@ class _Layer:
         return _Recorded.apply(x, self.book.token, self)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        """The output, and what else the backward pass needs."""
+        """Return the output, and what else the backward pass needs."""
         raise NotImplementedError
 
     def backward(self, g: Tensor, x: Tensor, kept: Sequence[Tensor]) -> Tensor:
-        """The gradient of the input."""
+        """Return the gradient of the input."""
         raise NotImplementedError
 
     def write(self, g: Tensor, x: Tensor, kept: Sequence[Tensor]) -> None:
         raise NotImplementedError
 
     def per_record(self, values: Tensor) -> Tensor:
-        """(rows, …, numbers) to (records, positions, numbers)."""
+        """Reshape (rows, …, numbers) to (records, positions, numbers)."""
         return values.reshape(self.book.records, -1, values.shape[-1])
 
 
@@ -309,7 +309,7 @@ class _GroupNorm(_Layer):
         return torch.ops.aten.native_group_norm_backward(g.contiguous(), x.contiguous(), *kept, self.weight, *shape)[0]
 
     def write(self, g: Tensor, x: Tensor, kept: Sequence[Tensor]) -> None:
-        """By Σ g·(x − mean)·scale = (Σ g·x − mean · Σ g)·scale, which makes no more arrays of x's size."""
+        """Write down Σ g·(x − mean)·scale = (Σ g·x − mean · Σ g)·scale, which makes no more arrays of x's size."""
         x, g = x.flatten(2), g.flatten(2)
         sums = g.sum(dim=2)
         mean, scale = (part.repeat_interleave(x.shape[1] // self.groups, dim=1) for part in kept)
@@ -339,7 +339,7 @@ class _LayerNorm(_Layer):
         self.book.write(self.bias, lambda: GradientRows(self._summed(g)))
 
     def _summed(self, values: Tensor) -> Tensor:
-        """Over all positions of each record, in the shape of the weights."""
+        """Sum over all positions of each record, in the shape of the weights."""
         return values.reshape(self.book.records, -1, *self.shape).sum(dim=1)
 
 
@@ -449,7 +449,7 @@ def _instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> _Layer | None:
-    """One group for each channel; running statistics would carry records past the noise."""
+    """Treat each channel as a group; running statistics would carry records past the noise."""
     if running_mean is not None or running_var is not None or not use_input_stats:
         return None
     return _group_norm(book, input, input.shape[1], weight, bias, eps)

@@ -148,7 +148,7 @@ class Probe:
             raise UnsupportedModelError("wrong gradients")
 
     def _check_bound(self, mode: GradientMode, x: Tensor, y: Tensor, reference: _Reference) -> None:
-        """In the model's own precision a record contributes no more than the clip norm."""
+        """Check that a record contributes no more than the clip norm in the model's own precision."""
         trial = _Trial(mode, self._model, self._criterion, self._own, clip=reference.low)
         for i in range(len(y)):
             if not float(trial.sum(x[i : i + 1], y[i : i + 1]).norm()) <= reference.low:
@@ -294,5 +294,5 @@ def _repeated(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _in_precision(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Numbers in float64 where that is tried, and as they are otherwise: some models read half precision."""
+    """Return numbers in float64 where that is tried, and as they are otherwise: some models read half precision."""
     return values.double() if dtype == torch.float64 and values.is_floating_point() else values

@@ -64,7 +64,7 @@ class GradientRows:
         return row_norms(self.rows)
 
     def clipped_sum(self, factors: Tensor, finite: Tensor | None) -> Tensor:
-        """Σ f_i·G_i. ``finite``: which records count, where not all do."""
+        """Return Σ f_i·G_i. ``finite``: which records count, where not all do."""
         rows = self.rows if finite is None else keep_rows(self.rows, finite)
         return float64_sum(factors[:, None], rows)
 
@@ -77,7 +77,7 @@ class Positions:
 
     @classmethod
     def joined(cls, uses: Sequence[Positions]) -> Positions:
-        """Several calls of one layer, as more positions."""
+        """Join several calls of one layer, as more positions."""
         if len(uses) == 1:
             return uses[0]
         return cls(torch.cat([use.a for use in uses], dim=1), torch.cat([use.g for use in uses], dim=1))
@@ -161,7 +161,7 @@ class Geometry:
     groups: int
 
     def window(self, axis: int, offset: int, length: int) -> slice:
-        """Where, on one axis of the padded input, the kernel's element ``offset`` falls for each output position."""
+        """Return where, on one axis of the padded input, the kernel's element ``offset`` falls for each output."""
         start, step = offset * self.dilation[axis], self.stride[axis]
         return slice(start, start + step * (length - 1) + 1, step)
 
@@ -198,7 +198,7 @@ class Images:
         return _lengths(self.records, self.t, self.inputs + self.outputs, self._grams, size, self.g.dtype)
 
     def _grams(self, part: slice) -> tuple[Tensor, Tensor]:
-        """⟨a_t, a_s⟩ of patches is the sum, over the kernel's elements, of inner products of pixels."""
+        """Return ⟨a_t, a_s⟩ of patches: the sum, over the kernel's elements, of inner products of pixels."""
         kernel, groups = self.geometry, self.geometry.groups
         a = F.pad(self._views(self.a, part), [kernel.padding[1]] * 2 + [kernel.padding[0]] * 2).double()
         n, v, _, h, w = a.shape
@@ -231,7 +231,7 @@ class Images:
     def _patches(
         self, order: Callable[[Tensor], Tensor], finite: Tensor | None = None, dtype: torch.dtype | None = None
     ) -> Iterator[tuple[slice, Tensor]]:
-        """What the kernel sees at each position, some records at a time, in memory that is used again.
+        """Yield what the kernel sees at each position, some records at a time, in memory that is used again.
 
         ``order`` arranges (records, groups, channels, kernel's height and width, views, output's height and width).
         """
@@ -261,7 +261,7 @@ class Images:
         return images[part.start * self.views : part.stop * self.views].unflatten(0, (-1, self.views))
 
     def _by_group(self, images: Tensor) -> Tensor:
-        """(records, views, groups · numbers, positions) to (records, groups, numbers, views · positions)."""
+        """Reshape (records, views, groups · numbers, positions) to (records, groups, numbers, views · positions)."""
         return images.unflatten(2, (self.geometry.groups, -1)).permute(0, 2, 3, 1, 4).flatten(3)
 
 
@@ -270,7 +270,7 @@ Part = Use
 
 
 def part_of(uses: Sequence[Use]) -> Part:
-    """One weight's part of every record's gradient, from all uses of the weight that the losses depend on."""
+    """Return one weight's part of every record's gradient, from all uses of the weight that the losses depend on."""
     kinds = {type(use) for use in uses}
     if kinds == {Positions}:
         use: Use = Positions.joined(uses)  # type: ignore[arg-type]
@@ -298,14 +298,14 @@ def _kept(a: Tensor, g: Tensor, finite: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def _parts(records: int, size: int) -> Iterator[slice]:
-    """Slices of records with about ``_TILE`` numbers, ``size`` for each record."""
+    """Yield slices of records with about ``_TILE`` numbers, ``size`` for each record."""
     step = max(1, _TILE // max(size, 1))
     for start in range(0, records, step):
         yield slice(start, min(start + step, records))
 
 
 def _blocks(records: int, size: int, positions: int = 2) -> Iterator[slice]:
-    """The same, and at most `_SUM_BLOCK` records at a time; with one position each as many as `float64_sum` takes."""
+    """Return slices of at most `_SUM_BLOCK` records; with one position each as many as `float64_sum` takes."""
     return _parts(records, max(size, _TILE // (_SUM_BLOCK if positions > 1 else SUM_BLOCK)))
 
 
@@ -317,7 +317,7 @@ def _lengths(
     size: int,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Upper bounds of the norms from both Gram matrices: see the module's guarantee."""
+    """Bound the norms from above by both Gram matrices: see the module's guarantee."""
     bounds = []
     for part in _parts(records, 4 * max(size, t * t)):  # several float64 arrays of that size
         of_a, of_g = grams(part)

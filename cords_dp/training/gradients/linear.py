@@ -39,7 +39,7 @@ class LinearHeads(GradientMode):
         return model
 
     def piece_size(self, model: nn.Module, x: Tensor, wanted: int) -> int:
-        """All records at once where rows are read where they lie: they take no memory."""
+        """Take all records at once where rows are read where they lie: they take no memory."""
         return max(1, len(x)) if _stored(model, x) is not None else wanted
 
     @torch.no_grad()
@@ -71,13 +71,13 @@ class InputRows(Protocol):
     """The inputs of a linear layer."""
 
     def products(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Each row times the weights, and its length in float64, never understated; not finite if the row is not."""
+        """Return each row times the weights, and its float64 length, never understated; not finite if a row is not."""
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        """Σ weight · row, a row for each column of weights. Rows that are not finite have weight 0 and count as 0."""
+        """Return Σ weight · row, a row for each column of weights. Rows that are not finite (weight 0) count as 0."""
 
     def plain_sum(self, weights: Tensor) -> Tensor:
-        """Σ weight, in float64: what a row of ones would be given."""
+        """Return Σ weight, in float64: what a row of ones would be given."""
 
 
 @dataclass(frozen=True)
@@ -98,5 +98,5 @@ class _DenseRows:
 
 
 def _stored(model: nn.Module, x: Tensor) -> InputRows | None:
-    """Stored features where they lie, if the model reads such."""
+    """Return stored features where they lie, if the model reads such."""
     return model.stored_rows(x) if hasattr(model, "stored_rows") else None  # type: ignore[operator]

@@ -21,7 +21,7 @@ Written = Callable[[Tensor, Tensor], None]  # (hidden states before each step, g
 def lstm_layer(
     cell: DPLSTMCell, x: Tensor, h: Tensor, c: Tensor, *, reverse: bool, token: Tensor, written: Written
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One direction of one layer on ``x`` of shape (steps, rows, numbers): outputs, last hidden and last cell state."""
+    """Run one direction of one layer on ``x`` (steps, rows, numbers); return outputs, last hidden and cell state."""
     x = x.flip(0) if reverse else x
     gates = F.linear(x.transpose(0, 1), cell.ih.weight, cell.ih.bias)
     outputs, last = _Steps.apply(gates, h, c, token, cell, written)

@@ -66,7 +66,7 @@ class _PerExample(GradientMode):
 
 
 def _gradients_of(p: nn.Parameter, piece: Piece) -> Tensor:
-    """Each record's gradient of one weight; the mean over a record's views is one gradient."""
+    """Return each record's gradient of one weight; the mean over a record's views is one gradient."""
     gradients = getattr(p, "grad_sample", None)
     if isinstance(gradients, list):
         gradients = torch.cat(gradients)
@@ -192,7 +192,7 @@ class GhostModule(GradSampleModuleFastGradientClipping):
 
 
 def _linear_norms(layer: nn.Module, activations: list[Tensor], backprops: Tensor) -> Norms:
-    """An example's gradient is r ⊗ [a; 1]."""
+    """Return the norms of the examples' gradients r ⊗ [a; 1]."""
     if backprops.dim() != 2:
         raise UnsupportedModelError("ghost clipping is not exact for linear layers on sequences; use another mode")
     assert isinstance(layer, nn.Linear)
@@ -201,7 +201,7 @@ def _linear_norms(layer: nn.Module, activations: list[Tensor], backprops: Tensor
 
 
 def _explicit_norms(layer: nn.Module, activations: list[Tensor], backprops: Tensor) -> Norms:
-    """Norms of one layer's gradients, which are formed for it and dropped again."""
+    """Return the norms of one layer's gradients, which are formed for it and dropped again."""
     sampler = GhostModule.GRAD_SAMPLERS.get(type(layer), ft_compute_per_sample_gradient)
     return {p: row_norms(g) for p, g in sampler(layer, activations, backprops).items()}
 
@@ -214,7 +214,7 @@ def refuse_weights_used_twice(losses: Tensor, parameters: Iterable[nn.Parameter]
 
 
 def _uses(losses: Tensor) -> Counter[int]:
-    """How many edges of the autograd graph lead to each leaf."""
+    """Count the edges of the autograd graph that lead to each leaf."""
     return Counter(map(id, leaves_of(losses)))
 
 
