@@ -30,14 +30,16 @@ def test_the_readme_fits_one_look():
 
 PACKAGE = REPOSITORY / "cords_dp"
 ROOTS = {"tests", "tools", "benchmarks", "configs", "docs", ".ci", "cords_dp"}
-ROOMS = {path.name for path in PACKAGE.iterdir() if path.is_dir()}
+ROOMS = {path.name for path in PACKAGE.iterdir() if path.is_dir()} - {"runs"}  # where users' runs lie, too
 
 
 def named_paths(page) -> list[str]:
     """Return the paths of this repository that a page names in backticks; docs leave out ``cords_dp/``."""
     words = re.findall(r"`([^`\s]+)`", page.read_text())
     paths = [word.partition("::")[0] for word in words if re.fullmatch(r"[\w./{},-]+", word) and "/" in word]
-    return [path for path in paths if path.split("/")[0] in ROOTS | ROOMS and "NAME" not in path]
+    return [
+        path for path in paths if path.split("/")[0] in ROOTS | ROOMS and not re.search("NAME|configs/SL", path)
+    ]  # CORDS has configs/SL
 
 
 def alternatives(path: str) -> list[str]:
@@ -64,9 +66,7 @@ def test_the_map_names_every_room_and_paths_are_found_in_it():
 # --- docstrings -----------------------------------------------------------------------------------------------------
 
 DESCRIBED = ("accounting", "cli", "config", "noise", "planning", "report", "runs", "training", "tuning")
-NO_VERB = re.compile(
-    r"The|A|An|What|Every\w*|How|All|One|Each|Is|Does|May|Where|Which|By|Of|For|In|\W.*|[^\x00-\x7f].*"
-)
+NO_VERB = re.compile(r"The|A|An|What|Every\w*|How|All|One|Each|Is|Does|May|Where|Which|By|Of|For|In|\W.*")
 
 
 @pytest.mark.parametrize("room", DESCRIBED)

@@ -107,7 +107,7 @@ def tail_histogram(scores: np.ndarray, labels: np.ndarray, *, classes: int, bins
 
 
 def tails_from(noisy: np.ndarray) -> np.ndarray:
-    """For each class, the noisy number of scores in cell b or above, b = 0 … bins−1. Post-processing."""
+    """Return, for each class, the noisy number of scores in cell b or above, b = 0 … bins−1. Post-processing."""
     return (noisy @ _square_root(noisy.shape[1]).T)[:, ::-1]
 
 
