@@ -164,7 +164,7 @@ class Ledger:
 
     @property
     def entries(self) -> list[Entry]:
-        """What was charged: one entry per dataset, phase and event, counts added up, in order of first appearance."""
+        """The charges: one entry per dataset, phase and event, counts added up, in order of first appearance."""
         return [Entry(e.dataset, e.phase, e.event.with_count(count)) for e, count in self._counts.items()]
 
     def events(self, dataset: str, phase: str | None = None) -> list[Event]:

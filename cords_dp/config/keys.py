@@ -48,7 +48,7 @@ _rate = partial(number, low=0, high=_LARGEST)
 
 
 class Section(NamedTuple):
-    """What a section is for, and its keys."""
+    """A section's purpose and its keys."""
 
     doc: str
     keys: Mapping[str, Key]

@@ -8,7 +8,7 @@ and as JSON for programs.
 was measured:
 
 1. **Strategy.** Where training and validation data are known to be alike, FullDP: selection cannot gain. Otherwise, or
-   where nobody knows, GLISTERDP with ``align``: where they are alike after all it draws uniformly and costs a per
+   where that is unknown, GLISTERDP with ``align``: where they are alike after all it draws uniformly and costs a per
    cent or two of noise; where classes are cut or labels wrong it gains points.
 2. **Share k.** As many gradients an epoch as the compute allows, up to half of the records where records are selected
    (nothing above was measured). Accuracy grows with k or stays.
@@ -97,7 +97,7 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Budget:
-    """What one plan costs and what else the same ε would buy. Public values only.
+    """The cost of one plan, and the alternatives for the same ε. Public values only.
 
     curve: (epoch, ε on D, ε on V) after some of the epochs. price: of the releases of selection alone, on the same
     steps.

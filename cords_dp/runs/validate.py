@@ -23,7 +23,7 @@ from cords_dp.training.resolve import Run, examine, resolve
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong and what to do about it."""
+    """A mistake in a config, and its fix."""
 
     key: str
     value: str

@@ -99,7 +99,7 @@ class Exponential(Mechanism):
 
     @property
     def frozen(self) -> bool:
-        """Does the validation gradient stand still while records are picked?"""
+        """Whether the validation gradient stands still while records are picked."""
         return self.greedy == _FROZEN
 
     @property

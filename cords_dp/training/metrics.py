@@ -82,7 +82,7 @@ def evaluate_regression(
 
 @dataclass
 class History:
-    """What was measured after each evaluated epoch."""
+    """The measurements after each evaluated epoch."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
 

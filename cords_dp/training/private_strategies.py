@@ -130,9 +130,9 @@ def _glister_args(context: StrategyContext) -> DotMap:
 
 
 class GLISTERDPStrategy(GLISTERStrategy):
-    """What CORDS calls: `select` returns indices and weights of the pool that the plan's mechanism chooses.
+    """CORDS' GLISTER strategy whose `select` returns the pool that the plan's mechanism chooses.
 
-    CORDS' own steps (exact gradients, greedy picks) are closed: nobody can reach a selection that was not paid for.
+    CORDS' own steps (exact gradients, greedy picks) are closed: no selection can be reached that was not paid for.
     """
 
     def __init__(self, *args: Any, selections: Selections, **kwargs: Any):

@@ -60,7 +60,7 @@ _MODE, _RECORDS = "gradient mode", "records"  # among the notes of a ledger
 
 
 class Session:
-    """What any run holds, and what a checkpoint keeps of it.
+    """The state of any run, and the part of it that a checkpoint keeps.
 
     source: what the strategy has built; a loader of CORDS', or an object with ``pool(epoch)``.
     average: of the weights over the steps, where one is kept. fit: what was released of D before training.

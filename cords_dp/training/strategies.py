@@ -52,7 +52,7 @@ class StrategyContext:
 
 
 class PoolSource(Protocol):
-    """What a private strategy builds: it hands over a pool for each epoch of its own, and never batches.
+    """The object that a private strategy builds: it hands over a pool for each of its epochs, and never batches.
 
     ``state`` (public or released values only) and ``restore`` may be left out; a resumed run then builds anew.
     """

@@ -56,7 +56,7 @@ def tuning_markdown(report: dict[str, Any]) -> str:
     on_v = report["epsilon_validation_data"]
     lines = ["# Privacy of a tuning", "", report["statement"], "", "## What was done", ""]
     lines += [
-        f"A random number of trials, drawn by the {report['trials']} before data was read and told to nobody. Each "
+        f"A random number of trials, drawn by the {report['trials']} before data was read and kept secret. Each "
         "drew its settings at random, trained and released its score; the best was kept. At the config's own settings "
         "a trial consists of",
         "",

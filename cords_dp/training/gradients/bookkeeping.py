@@ -74,7 +74,7 @@ class Bookkeeping(GradientMode):
 
 
 class Book:
-    """What one piece of a batch wrote down about the weights. ``views`` rows in a row belong to one record."""
+    """The record that one piece of a batch keeps of its uses of the weights. ``views`` rows in a row belong to one record."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], records: int, views: int, device: torch.device):
         self.records, self.rows = records, records * views
