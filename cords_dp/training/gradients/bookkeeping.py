@@ -74,7 +74,7 @@ class Bookkeeping(GradientMode):
 
 
 class Book:
-    """The record that one piece of a batch keeps of its uses of the weights. ``views`` rows in a row belong to one record."""
+    """The uses of the weights by one piece of a batch. ``views`` rows in a row belong to one record."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], records: int, views: int, device: torch.device):
         self.records, self.rows = records, records * views

@@ -152,7 +152,7 @@ class Words:
 
 @dataclass(frozen=True)
 class Geometry:
-    """Stride, padding, dilation and groups of a two-dimensional convolution."""
+    """Kernel, stride, padding, dilation and groups of a two-dimensional convolution."""
 
     kernel: tuple[int, int]
     stride: tuple[int, int]
