@@ -156,7 +156,7 @@ ARROWS = {
     "noise": set(),
     "data": {"cords", "config", "planning", "processes"},
     "models": {"cords", "data", "config", "processes"},
-    "selection": {"accounting", "config", "data", "noise", "planning", "processes"},
+    "selection": {"accounting", "config", "data", "models", "noise", "planning", "processes"},
     "training": {
         "accounting", "config", "cords", "data", "models", "noise", "planning", "processes", "selection",
     },

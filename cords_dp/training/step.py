@@ -17,8 +17,9 @@ the others (`clipping.rounding_slack`, `clipping.sum_slack`, `GradientMode.extra
 rests on the parts of other records being the same numbers, bit for bit, which is tested. Ghost clipping alone has no
 such proof, and has to be asked for.
 
-Weights that change while the model computes would carry records past the noise (``nn.Embedding(max_norm=…)`` rewrites
-the rows it looks up). Every step compares the weights before and after, and stops.
+Weights or buffers that change while the model computes would carry records past the noise
+(``nn.Embedding(max_norm=…)`` rewrites the rows it looks up). Every step compares them before and after, bit by bit, and
+stops.
 
 Opacus' optimizer with sums and noise in float64.
 
@@ -51,6 +52,7 @@ from torch.optim import Optimizer
 
 from cords_dp.accounting import TRAINING_DATA, Ledger
 from cords_dp.errors import MechanismError, UnsupportedModelError
+from cords_dp.models.private import refuse_changes, state_of
 from cords_dp.noise.clipping import rounding_slack, sum_slack
 from cords_dp.noise.generators import Noise, Shape
 from cords_dp.planning import EpochPlan, PrivacyPlan
@@ -156,13 +158,10 @@ class PrivateEngine:
         """Take one noisy step on a Poisson batch of any size, none included."""
         weights = weights.nan_to_num(0.0).clamp(0.0, 1.0)
         self.optimizer.zero_grad(set_to_none=True)
-        before = _checksums(self.model)
+        before = state_of(self.model)
         for piece in _pieces(len(y), self.mode.piece_size(self.model, x, self.piece)):
             self.optimizer.add(self._clipped_sums(x[piece], y[piece], weights[piece]))
-        if _checksums(self.model) != before:
-            raise UnsupportedModelError(
-                f"{type(self.model).__name__} changes its own weights while it computes, past the noise"
-            )
+        refuse_changes(self.model, before)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
@@ -174,16 +173,6 @@ class PrivateEngine:
             x, y = self.views.draw(x), y.repeat_interleave(self.views.count)
         piece = Piece(x, y, weights, self.views.count if self.views else 1)
         return self.mode.clipped_sums(self.model, parameters, self.criterion, piece, self.clipping)
-
-
-def _checksums(model: nn.Module) -> list[int]:
-    """Sums of the bits of every weight, frozen ones included, as whole numbers."""
-    return [int(_bits(p.detach()).sum(dtype=torch.int64)) for p in model.parameters()]
-
-
-def _bits(values: Tensor) -> Tensor:
-    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return values.contiguous().view(whole[values.element_size()])
 
 
 def _check_noise(sigma: float, max_grad_norm: float, noise: Noise | None) -> None:
