@@ -401,9 +401,34 @@ _LOOP = f"    for _ in range(steps):\n        {_DRAWN}\n"
 _HANDED_OVER = [
     _mutant(
         "unreadable-record-ends-the-run", "a record that cannot be read ends the run, with its reader's words",
-        ("        except Exception:  # what it says might tell what is in a record\n            return None\n",
+        ("        except (Exception, SystemExit, GeneratorExit):  # what it says might tell what is in a record\n"
+         "            return None\n",
          "        except ZeroDivisionError:\n            return None\n"),
         BAD_DATA + "test_a_record_that_cannot_be_read_does_not_end_a_run",
+    ),
+    _mutant(
+        "record-that-exits-ends-the-run", "a record whose reader ends the process ends the run",
+        ("        except (Exception, SystemExit, GeneratorExit):  # what it says",
+         "        except Exception:  # what it says"),
+        BAD_DATA + "test_a_record_of_another_kind_does_not_end_a_run",
+    ),
+    _mutant(
+        "record-elsewhere-ends-the-run", "a record on another device ends the run",
+        ("(part.shape[1:], part.dtype, part.device) == (wanted.shape[1:], wanted.dtype, wanted.device)",
+         "(part.shape[1:], part.dtype) == (wanted.shape[1:], wanted.dtype)"),
+        BAD_DATA + "test_a_record_of_another_kind_does_not_end_a_run",
+    ),
+    _mutant(
+        "shared-rows-of-a-strided-tensor", "rows that lie apart in memory are taken for a shorter tensor",
+        ("return 1 + sum((size - 1) * stride for size, stride in steps) if values.numel() else 0",
+         "return values.numel() if steps else 0"),
+        BAD_DATA + "test_sets_that_share_records_are_refused",
+    ),
+    _mutant(
+        "tables-of-functions-are-not-seen", "a word outside of a table without a layer ends the run",
+        ("            self.found |= {len(value) for value in given if value.is_floating_point()}\n",
+         "            pass\n"),
+        BAD_DATA + "test_a_word_outside_of_the_vocabulary_does_not_end_a_run",
     ),
     _mutant(
         "strange-words-let-through", "a word outside of the vocabulary ends the run",
