@@ -478,6 +478,17 @@ _REGISTERED = [
         MECHANISM + "test_picks_are_drawn_with_the_epsilon0_of_their_event",
     ),
     _mutant(
+        "release-not-rebuilt", "a subclass of Release draws with another ε₀ than is charged",
+        ("        plain = (_built_anew(release) for release in declared)\n", "        plain = declared\n"),
+        MECHANISM + "test_a_release_of_a_kind_of_one_s_own_has_nothing_but_what_it_declares",
+    ),
+    _mutant(
+        "epoch-not-rebuilt", "a subclass of EpochPlan is charged at one rate and drawn at another",
+        ("            EpochPlan(e.pool, e.steps, e.rate, e.selects, e.branched) for e in mechanism.",
+         "            e for e in mechanism."),
+        MECHANISM + "test_an_epoch_of_a_kind_of_one_s_own_is_charged_as_it_is_drawn",
+    ),
+    _mutant(
         "pool-not-rebuilt", "a pool that skips its checks is believed",
         ("    pool = Pool(pool.indices, pool.weights, pool.chances, pool.branch, pool.levels, bool(pool.own))\n", ""),
         "training/test_strategies.py::test_a_pool_that_has_passed_no_check_is_checked_at_the_door",
