@@ -2,8 +2,8 @@
 
     python benchmarks/probe.py [--models ResNet18,MnistNet] [--seeds 20] [--records 2]
 
-Right: every model of CORDS that can be trained privately, with other first weights for each seed. Book-keeping, which
-computes what autograd computes, must not be refused.
+Right: every model of CORDS that can be trained privately, with other first weights for each seed. None must be refused,
+and each must get the same mode whatever its weights.
 
 Wrong: the same models, whose last weight is used once more through ``F.linear``, and once more by calling its layer.
 Ghost clipping then measures one use and sums both. Its look at the graph, which refuses such models at once, is
@@ -17,17 +17,19 @@ import contextlib
 import io
 import time
 import warnings
+from collections import Counter
 
 import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from cords_dp.errors import UnsupportedModelError
 from cords_dp.models.build import build_model, model_names
 from cords_dp.models.private import make_private_ready
 from cords_dp.studies.models import _config, _inputs
-from cords_dp.training.gradients import gradient_mode, opacus
-from cords_dp.training.gradients.choose import try_modes
+from cords_dp.training.gradients import opacus
+from cords_dp.training.gradients.choose import choose_mode, try_modes
 
 CRITERION = nn.CrossEntropyLoss(reduction="none")
 BIASED_READERS = ("LSTM", "LSTMClassifier")  # read words from a file of vectors
@@ -66,18 +68,21 @@ def input_of(name: str, records: int) -> tuple[str, Tensor] | None:
 
 def measured(name: str, dataset: str, x: Tensor, seeds: range) -> dict[str, object]:
     y = torch.arange(len(x)) % 10
-    right, function, call, start = [], [], [], time.perf_counter()
+    taken: Counter[str] = Counter()
+    function, call, start = [], [], time.perf_counter()
     for seed in seeds:
         model = built(name, dataset, seed)
-        right.append(bool(try_modes(model, x, y, CRITERION, ["bookkeeping"])[1]))
+        with contextlib.suppress(UnsupportedModelError):
+            taken[choose_mode(model, x, y, CRITERION).name] += 1
         for by_function, refused in ((True, function), (False, call)):
             refused.append(bool(try_modes(UsedTwice(model, by_function=by_function), x, y, CRITERION, ["ghost"])[1]))
     return {
         "model": name,
-        "right, refused": sum(right),
+        "right, refused": len(seeds) - taken.total(),
         "F.linear, let through": len(function) - sum(function),
         "called twice, let through": len(call) - sum(call),
         "of": len(seeds),
+        "modes": "+".join(sorted(taken)),
         "seconds each": (time.perf_counter() - start) / len(seeds),
     }
 
@@ -90,7 +95,6 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=2)
     args = parser.parse_args()
     opacus.refuse_weights_used_twice = lambda losses, parameters: None
-    assert gradient_mode("bookkeeping").proved
     rows = []
     for name in args.models.split(",") if args.models else model_names():
         found = None if name in BIASED_READERS else input_of(name, args.records)

@@ -45,9 +45,9 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def out_of_space(error: BaseException | None) -> OSError | None:
-    """Return the error itself, or the one that it came from, if it says that a disk is full or a quota used up."""
+    """Return the error, or the one that it came from, if it says that a disk is full, a quota or a limit used up."""
     while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             return error
         error = error.__cause__
     return None

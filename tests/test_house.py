@@ -65,6 +65,29 @@ def test_a_stub_fails_only_when_called():
         function()
 
 
+def test_a_class_derived_from_a_stub_has_the_real_base(monkeypatch):
+    """As a checkout of CORDS derives its TinyImageNet from torchvision's ImageFolder: it could not be imported."""
+    monkeypatch.setattr(toolkit, "_OPTIONAL_MODULES", ("sched", "nobody_has_this"))
+    monkeypatch.delitem(sys.modules, "sched", raising=False)
+    with toolkit.stubs_for_dead_imports():
+        import sched
+
+        class Derived(sched.scheduler):
+            pass
+
+        import nobody_has_this
+
+        class Absent(nobody_has_this.Base):
+            pass
+
+        import nobody_has_this as again
+
+    assert isinstance(again, toolkit._Stub)
+    assert Derived().empty()
+    with pytest.raises(ImportError, match=r"nobody_has_this\.Base"):
+        Absent()
+
+
 def test_without_cords_the_command_to_install_it_is_named():
     result = run_python(
         """
@@ -156,7 +179,7 @@ ARROWS = {
     "noise": set(),
     "data": {"cords", "config", "planning", "processes"},
     "models": {"cords", "data", "config", "processes"},
-    "selection": {"accounting", "config", "data", "noise", "planning", "processes"},
+    "selection": {"accounting", "config", "data", "models", "noise", "planning", "processes"},
     "training": {
         "accounting", "config", "cords", "data", "models", "noise", "planning", "processes", "selection",
     },

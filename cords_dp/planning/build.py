@@ -30,6 +30,7 @@ from cords_dp.planning.schedule import (
     SELECTION,
     TRAINING,
     Branch,
+    EpochPlan,
     Preparation,
     Shape,
     Sizes,
@@ -69,7 +70,10 @@ def build_plan(
         )
     if mechanism is not None:
         mechanism.check(privacy, subset)
-        schedule = mechanism.schedule(sizes, subset, epochs)
+        # built anew: a subclass could be charged at one rate and drawn at another
+        schedule = tuple(
+            EpochPlan(e.pool, e.steps, e.rate, e.selects, e.branched) for e in mechanism.schedule(sizes, subset, epochs)
+        )
     else:
         schedule = (whole_schedule if uses_all else subset_schedule)(sizes, subset, epochs)
     shape = Shape(strategy, sizes, schedule)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from cords_dp.data import shards
+from cords_dp.models.private import refuse_changes, state_of
 from cords_dp.planning.plan import PrivacyPlan
 from cords_dp.selection.last_layer import LastLayer, last_layer
 from cords_dp.selection.pool import Pool
@@ -35,9 +36,12 @@ class Records:
     def at(self, weights: Weights, *, linear_layer: bool = True, projection: int | None = None) -> LastLayer:
         """Last-layer gradients, logits and labels of every record at released weights. Private values."""
         self.model.load_state_dict(weights)
-        return last_layer(
+        loaded = state_of(self.model)
+        seen = last_layer(
             self.model, self.loss, self.dataset, linear_layer=linear_layer, device=self.device, projection=projection
         )
+        refuse_changes(self.model, loaded)  # else one record would change what the next ones look like
+        return seen
 
     def some(self, indices: np.ndarray, weights: Weights, *, linear_layer: bool = True) -> LastLayer:
         """The same of some records, of which alone the model is shown anything."""

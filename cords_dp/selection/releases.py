@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 
 import numpy as np
 
@@ -50,7 +51,8 @@ class Releases:
         world: World = World(),  # noqa: B008 - frozen
     ):
         self._world = world
-        self._declared = {release.name: release for release in declared}
+        plain = (_built_anew(release) for release in declared)
+        self._declared = {release.name: release for release in plain}
         self._charge, self._generators, self._noiseless, self._secure = charge, generators, noiseless, secure
         self._left: dict[str, int] = {}
 
@@ -125,7 +127,7 @@ class Releases:
         release = None if self._noiseless else self._get(name)
         if release is None or release.event is None:
             return self._world.total(total)
-        if not isinstance(release.event, PoissonGaussian) or release.event.rate != 1:
+        if type(release.event) is not PoissonGaussian or release.event.rate != 1:
             raise MechanismError(f"release {name!r} is no Gaussian release")
         self._count(release, 1)
         total = finite_sum(total)
@@ -155,3 +157,8 @@ class Releases:
                 "drawn as often; declare more in the mechanism's releases()"
             )
         self._left[release.name] -= draws
+
+
+def _built_anew(release: Release) -> Release:
+    """Take over what was declared, and nothing of a subclass, which could draw with another ε₀ than is charged."""
+    return Release(**{field.name: getattr(release, field.name) for field in fields(Release)})

@@ -46,7 +46,7 @@ from cords_dp.data.arrays import Splits
 from cords_dp.data.handed_over import GuardedDataset, checked_splits, refuse_shared_records
 from cords_dp.errors import BudgetExceededError, ConfigError, MechanismError
 from cords_dp.models.build import check_input
-from cords_dp.models.private import make_private_ready
+from cords_dp.models.private import make_private_ready, refuse_changes, state_of
 from cords_dp.planning import Cost, PrivacyPlan
 from cords_dp.planning.statement import privacy_report, write_statement
 from cords_dp.processes import current_world
@@ -192,12 +192,22 @@ class PrivateLoader:
         self._session.step((self._batch.x, self._batch.y, self._batch.weights))
 
     def _watch(self, model: nn.Module) -> None:
-        """Watch every forward pass of the loop, by a plain function: copies of the model do not copy the loader."""
+        """Watch every forward pass of the loop, by plain functions: copies of the model do not copy the loader.
+
+        One in which the model changes its weights is refused, as in a step: the loop shows it the batch first.
+        """
+        state: dict[str, Tensor] = {}
+
+        def begins(module: nn.Module, inputs: tuple[object, ...]) -> None:
+            state.clear()
+            state.update(state_of(module))
 
         def seen(module: nn.Module, inputs: tuple[object, ...], outputs: object) -> None:
+            refuse_changes(module, state)
             if self._batch is not None:
                 self._batch.watch(module, inputs, outputs, self._loss)
 
+        model.register_forward_pre_hook(begins)
         model.register_forward_hook(seen)
 
     # -- what may be told -----------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+import cords_dp.selection  # noqa: F401 - registers the mechanisms, which a config names
 from cords_dp.config import PrivacySettings, SubsetSettings, frozen_copy, given_copy
 from cords_dp.config.keys import (
     COMMON_STRATEGY_KEYS,

@@ -49,7 +49,7 @@ from cords_dp.selection.pool import Pool, checked_pool, drawn_by_level
 from cords_dp.selection.releases import Releases
 from cords_dp.selection.session import SelectionArchive, Selections, charging
 from cords_dp.training.checkpoint import open_ledger, refuse_foreign, run_id
-from cords_dp.training.gradients import GradientMode, choose_mode, gradient_mode, gradient_modes
+from cords_dp.training.gradients import GradientMode, choose_mode, gradient_mode, gradient_modes, refuse_mixing
 from cords_dp.training.optim import WeightAverage, branch_rate_factor, scale_learning_rate
 from cords_dp.training.poisson import Batch, poisson_batches
 from cords_dp.training.resolve import Run
@@ -352,6 +352,7 @@ class PrivateSession(Session):
         plan, data = self.plan, self.data
         if plan.mechanism is None:
             return None
+        refuse_mixing(self.model, self._made_up_batch()[0])
         scoring = copy.deepcopy(self.model)  # weights are loaded into it; training continues with the model itself
         assert self.run.learning_rate is not None
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 import yaml
@@ -28,6 +31,18 @@ def no_data(monkeypatch):
 
 def keys(findings):
     return [problem.key for problem in findings.problems]
+
+
+@pytest.mark.parametrize("command", [["validate"], ["budget", "--config"], ["check"]])
+def test_a_command_knows_the_mechanisms_in_a_process_of_its_own(command):
+    """Here other tests have imported them; alone, a command ended with StopIteration."""
+    arguments = [*command, str(CONFIGS / "glister_dp_digits.py")]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    run = subprocess.run(
+        [sys.executable, "-m", "cords_dp", *arguments], capture_output=True, text=True, env=environment, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout
 
 
 @pytest.mark.parametrize("path", sorted((CONFIGS).glob("*_digits.py")), ids=lambda path: path.stem)

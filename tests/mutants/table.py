@@ -133,8 +133,8 @@ _NOISE = [
     ),
     _mutant(
         "no-noise-for-pieces", "batches in several pieces get no noise",
-        ("        before = _checksums(self.model)\n",
-         "        before = _checksums(self.model)\n"
+        ("        before = state_of(self.model)\n",
+         "        before = state_of(self.model)\n"
          "        self.optimizer.noise = self.optimizer.noise if len(y) <= self.piece else None\n"),
         ENGINE + "test_noise_is_added_once_however_many_pieces",
     ),
@@ -165,8 +165,34 @@ _CLIPPING = [
     ),
     _mutant(
         "weights-may-change", "a model that writes to its weights while it computes goes on",
-        ("if _checksums(self.model) != before:", "if False:"),
+        ("        refuse_changes(self.model, before)\n", ""),
         MODES + "test_a_step_in_which_weights_change_stops",
+    ),
+    _mutant(
+        "rows-may-change-places", "only the sums of a model's weights are compared",
+        ("return torch.equal(one.detach().reshape(-1).view(whole), other.reshape(-1).view(whole))",
+         "return bool(one.detach().reshape(-1).view(whole).sum() == other.reshape(-1).view(whole).sum())"),
+        MODES + "test_a_step_in_which_weights_change_stops",
+    ),
+    _mutant(
+        "buffers-may-change", "a model that notes records in a buffer goes on",
+        ("return [*model.named_parameters(), *model.named_buffers()]", "return [*model.named_parameters()]"),
+        MODES + "test_a_step_in_which_weights_change_stops",
+    ),
+    _mutant(
+        "loop-s-pass-may-change-weights", "the loop's own pass rewrites weights before the step looks at them",
+        ("            refuse_changes(module, state)\n", ""),
+        LOOP + "test_a_forward_pass_of_the_loop_in_which_weights_change_is_refused",
+    ),
+    _mutant(
+        "selection-may-change-weights", "one record changes how the next ones are seen by a selection",
+        ("        refuse_changes(self.model, loaded)  # else", "        # else"),
+        LOOP + "test_a_selection_in_which_weights_change_stops",
+    ),
+    _mutant(
+        "mixing-outside-of-training", "a selection sees records through a model that mixes them",
+        ("        refuse_mixing(self.model, self._made_up_batch()[0])\n", ""),
+        LOOP + "test_a_model_that_mixes_records_outside_of_training_is_refused_where_records_are_selected",
     ),
     _mutant(
         "max-norm-let-through", "an embedding rewrites the rows of the words it looks up",
@@ -268,15 +294,15 @@ _CLIPPING = [
     ),
     _mutant(
         "realised-batch-size", "the step is divided by the size of the batch, which is secret",
-        ("        before = _checksums(self.model)\n",
-         "        before = _checksums(self.model)\n"
+        ("        before = state_of(self.model)\n",
+         "        before = state_of(self.model)\n"
          "        self.optimizer.expected_batch_size = max(1, len(y))\n"),
         ENGINE + "test_a_noiseless_step_is_the_clipped_sum_over_the_public_batch_size",
     ),
     _mutant(
         "empty-batch-no-step", "an empty batch takes no step, which shows that it was empty",
-        ("        before = _checksums(self.model)\n",
-         "        if not len(y):\n            return\n        before = _checksums(self.model)\n"),
+        ("        before = state_of(self.model)\n",
+         "        if not len(y):\n            return\n        before = state_of(self.model)\n"),
         ENGINE + "test_an_empty_batch_still_steps_with_noise",
     ),
 ]  # fmt: skip
@@ -375,9 +401,34 @@ _LOOP = f"    for _ in range(steps):\n        {_DRAWN}\n"
 _HANDED_OVER = [
     _mutant(
         "unreadable-record-ends-the-run", "a record that cannot be read ends the run, with its reader's words",
-        ("        except Exception:  # what it says might tell what is in a record\n            return None\n",
+        ("        except (Exception, SystemExit, GeneratorExit):  # what it says might tell what is in a record\n"
+         "            return None\n",
          "        except ZeroDivisionError:\n            return None\n"),
         BAD_DATA + "test_a_record_that_cannot_be_read_does_not_end_a_run",
+    ),
+    _mutant(
+        "record-that-exits-ends-the-run", "a record whose reader ends the process ends the run",
+        ("        except (Exception, SystemExit, GeneratorExit):  # what it says",
+         "        except Exception:  # what it says"),
+        BAD_DATA + "test_a_record_of_another_kind_does_not_end_a_run",
+    ),
+    _mutant(
+        "record-elsewhere-ends-the-run", "a record on another device ends the run",
+        ("(part.shape[1:], part.dtype, part.device) == (wanted.shape[1:], wanted.dtype, wanted.device)",
+         "(part.shape[1:], part.dtype) == (wanted.shape[1:], wanted.dtype)"),
+        BAD_DATA + "test_a_record_of_another_kind_does_not_end_a_run",
+    ),
+    _mutant(
+        "shared-rows-of-a-strided-tensor", "rows that lie apart in memory are taken for a shorter tensor",
+        ("return 1 + sum((size - 1) * stride for size, stride in steps) if values.numel() else 0",
+         "return values.numel() if steps else 0"),
+        BAD_DATA + "test_sets_that_share_records_are_refused",
+    ),
+    _mutant(
+        "tables-of-functions-are-not-seen", "a word outside of a table without a layer ends the run",
+        ("            self.found |= {len(value) for value in given if value.is_floating_point()}\n",
+         "            pass\n"),
+        BAD_DATA + "test_a_word_outside_of_the_vocabulary_does_not_end_a_run",
     ),
     _mutant(
         "strange-words-let-through", "a word outside of the vocabulary ends the run",
@@ -425,6 +476,17 @@ _REGISTERED = [
         "freeze-of-many-scores", "picks whose scores all move are charged as one freeze",
         ("if type(self.event) is GumbelFreeze and self.own_score:", "if type(self.event) is GumbelFreeze:"),
         MECHANISM + "test_picks_are_drawn_with_the_epsilon0_of_their_event",
+    ),
+    _mutant(
+        "release-not-rebuilt", "a subclass of Release draws with another ε₀ than is charged",
+        ("        plain = (_built_anew(release) for release in declared)\n", "        plain = declared\n"),
+        MECHANISM + "test_a_release_of_a_kind_of_one_s_own_has_nothing_but_what_it_declares",
+    ),
+    _mutant(
+        "epoch-not-rebuilt", "a subclass of EpochPlan is charged at one rate and drawn at another",
+        ("            EpochPlan(e.pool, e.steps, e.rate, e.selects, e.branched) for e in mechanism.",
+         "            e for e in mechanism."),
+        MECHANISM + "test_an_epoch_of_a_kind_of_one_s_own_is_charged_as_it_is_drawn",
     ),
     _mutant(
         "pool-not-rebuilt", "a pool that skips its checks is believed",

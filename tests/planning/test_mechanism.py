@@ -15,7 +15,16 @@ from conftest import REPOSITORY
 from toy_mechanism import Toy, ToySelector
 
 from cords_dp import Mechanism, Pool, Release
-from cords_dp.accounting import TRAINING_DATA, Bound, Entry, ExponentialPicks, GumbelFreeze, Ledger, gaussian
+from cords_dp.accounting import (
+    TRAINING_DATA,
+    Bound,
+    Entry,
+    ExponentialPicks,
+    GumbelFreeze,
+    Ledger,
+    PoissonGaussian,
+    gaussian,
+)
 from cords_dp.accounting.events import merge
 from cords_dp.cli import main
 from cords_dp.config import PrivacySettings, SubsetSettings, to_plain
@@ -23,7 +32,7 @@ from cords_dp.errors import ConfigError, CordsDPError, MechanismError
 from cords_dp.noise.generators import secure_generator
 from cords_dp.planning import build_plan, mechanism_table, register_mechanism, registered_mechanisms
 from cords_dp.planning.mechanism import unregister_mechanism
-from cords_dp.planning.schedule import subset_schedule
+from cords_dp.planning.schedule import EpochPlan, subset_schedule
 from cords_dp.runs.run import run_experiment
 from cords_dp.runs.validate import find_problems
 from cords_dp.selection.releases import Releases
@@ -358,6 +367,42 @@ def test_picks_are_drawn_with_the_epsilon0_of_their_event(event, own_score):
         with pytest.raises(MechanismError, match="no epsilon0"):
             releases.picks("picks", np.zeros(5), 1)
         assert not ledger.entries
+
+
+def test_a_release_of_a_kind_of_one_s_own_has_nothing_but_what_it_declares():
+    """A subclass with another ε₀ picked one record 300 times of 300 at a charge of 0.026."""
+
+    class Stronger(Release):
+        epsilon0 = 60.0
+
+    release = Stronger("picks", TRAINING_DATA, GumbelFreeze(0.01), 1.0, "", own_score=True)
+    ledger = Ledger(allowance=(Entry(TRAINING_DATA, "selection", release.event),))
+    releases = Releases((release,), charge=ledger.charge, generators={TRAINING_DATA: secure_generator(bytes(16))})
+    scores = np.zeros(1000)
+    scores[7] = 1.0
+    assert 7 not in releases.picks("picks", scores, 1)
+
+    @dataclass(frozen=True)
+    class Quiet(PoissonGaussian):
+        pass
+
+    loud = Release("sum", TRAINING_DATA, Quiet(100.0, 1.0, 1), 1.0, "")
+    with pytest.raises(MechanismError, match="no Gaussian release"):
+        Releases((loud,), charge=ledger.charge, generators={}).gaussian("sum", np.zeros(3))
+
+
+def test_an_epoch_of_a_kind_of_one_s_own_is_charged_as_it_is_drawn():
+    class Changing(EpochPlan):
+        """Could answer with another rate each time it is asked."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Fickle(Toy):
+        def schedule(self, sizes, subset, epochs):
+            return tuple(Changing(e.pool, e.steps, e.rate, e.selects) for e in super().schedule(sizes, subset, epochs))
+
+    privacy, subset = PrivacySettings(epsilon=3.0, delta=1e-5, accountant="rdp"), SubsetSettings(fraction=0.5)
+    plan = build_plan("GLISTERDP", privacy, subset, Fickle(), epochs=2, batch_size=100, n=1000, n_validation=100)
+    assert {type(epoch) for epoch in plan.shape.epochs} == {EpochPlan}
 
 
 def test_a_mechanism_s_own_composition_cannot_claim_less_than_the_accountants_find():

@@ -143,7 +143,7 @@ def test_a_full_disk_ends_a_run_with_the_file_the_cost_and_the_way_on(make_confi
 
 
 def test_a_script_s_full_disk_is_an_error_of_its_kind_and_other_errors_stay_as_they_are(make_config, monkeypatch):
-    for code, kind in ((errno.EDQUOT, StorageError), (errno.EIO, OSError)):
+    for code, kind in ((errno.EDQUOT, StorageError), (errno.EFBIG, StorageError), (errno.EIO, OSError)):
         with monkeypatch.context() as patched:
             patched.setattr(
                 "cords_dp.training.trainer.save_checkpoint",

@@ -24,7 +24,7 @@ import cords_dp
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA
 from cords_dp.accounting.account import Account
 from cords_dp.data.arrays import ArrayDataset
-from cords_dp.errors import BudgetExceededError, ConfigError, DataError, MechanismError
+from cords_dp.errors import BudgetExceededError, ConfigError, DataError, MechanismError, UnsupportedModelError
 from cords_dp.processes import World
 from cords_dp.training.loop import PrivateLoader
 from cords_dp.training.step import PrivateEngine
@@ -411,6 +411,51 @@ def test_other_records_than_the_drawn_ones_are_refused():
         torch.dot(CE(model(x.flip(0)), y), weights).backward()
     model.eval()
     model(x.flip(0))  # evaluating is free to look at anything
+
+
+class Capped(Net):
+    """Shortens its weights by hand, once: the step's own pass finds nothing left to change."""
+
+    def forward(self, x, last=False, freeze=False):
+        if float(x.max()) > 50:
+            self.body.weight.data.clamp_(max=0.01)
+        return super().forward(x, last, freeze)
+
+
+def test_a_forward_pass_of_the_loop_in_which_weights_change_is_refused():
+    train = data_of(400, 0)
+    train.x[7] = 100.0
+    loader = loader_of("FullDP", train=train, batch_size=400)
+    model, optimizer = private(loader, Capped())
+    with pytest.raises(UnsupportedModelError, match="changes its own weights"):
+        one_step(model, optimizer, next(iter(loader)))
+
+
+class MixesOutsideOfTraining(Net):
+    def forward(self, x, last=False, freeze=False):
+        out = super().forward(x, last, freeze)
+        return out if self.training or last else out - out.mean(dim=0)
+
+
+class ChangesOutsideOfTraining(Net):
+    def forward(self, x, last=False, freeze=False):
+        if not self.training and len(x) > 50:
+            self.head.weight.data.mul_(0.9)
+        return super().forward(x, last, freeze)
+
+
+def test_a_model_that_mixes_records_outside_of_training_is_refused_where_records_are_selected():
+    private(loader_of("RandomDP"), MixesOutsideOfTraining())
+    with pytest.raises(UnsupportedModelError, match="outside of training"):
+        private(loader_of("GLISTERDP"), MixesOutsideOfTraining())
+
+
+def test_a_selection_in_which_weights_change_stops():
+    """A record would change what the records after it look like, and with them more than its own part of a table."""
+    loader = loader_of("GLISTERDP")
+    private(loader, ChangesOutsideOfTraining())
+    with pytest.raises(UnsupportedModelError, match="changes its own weights"):
+        next(iter(loader))
 
 
 def test_without_make_private_there_are_no_batches_and_twice_is_refused():

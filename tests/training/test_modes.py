@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from cords_dp.config.settings import GRADIENT_MODES as MODES
 from cords_dp.errors import UnsupportedModelError
-from cords_dp.training.gradients.choose import Probe, choose_mode, try_modes
+from cords_dp.training.gradients.choose import Probe, choose_mode, refuse_mixing, try_modes
 
 # --- models made to be got wrong ------------------------------------------------------------------------------------
 
@@ -314,13 +314,30 @@ def test_a_model_that_changes_its_weights_while_it_computes_is_refused(how):
         choose_mode(Changing(), x, y, CE)
 
 
-def test_a_step_in_which_weights_change_stops():
-    """No probe finds what a model does on other inputs."""
+def _adds(model):
+    model.b.weight.data[0] += 1
+
+
+def _swaps(model):
+    model.b.weight.data[[0, 1]] = model.b.weight.data[[1, 0]].clone()
+
+
+def _notes(model):
+    model.register_buffer("seen", torch.ones(1))
+
+
+def _notes_secretly(model):
+    model.register_buffer("seen", torch.ones(1), persistent=False)
+
+
+@pytest.mark.parametrize("change", [_adds, _swaps, _notes, _notes_secretly])
+def test_a_step_in_which_weights_change_stops(change):
+    """No probe finds what a model does on other inputs. Rows that change places have the same sums."""
 
     class Sometimes(Body):
         def forward(self, x):
             if float(x.max()) > 100:
-                self.b.weight.data[0] += 1
+                change(self)
             return self.head(torch.tanh(self.a(x)) + self.b(x))
 
     x, y, _ = batch_of(4)
@@ -338,6 +355,21 @@ def test_an_embedding_that_rewrites_its_rows_is_refused_before_anything_is_tried
     for layer in (nn.Embedding(7, 3, max_norm=1.0), nn.EmbeddingBag(7, 3, max_norm=1.0)):
         with pytest.raises(UnsupportedModelError, match="max_norm"):
             make_private_ready(nn.Sequential(layer, nn.Linear(3, 2)))
+
+
+class MixesOutsideOfTraining(Body):
+    def forward(self, x):
+        out = self.a(x) + self.b(x)
+        return self.head(out if self.training else out - out.mean(dim=0))
+
+
+def test_a_model_that_mixes_records_outside_of_training_gets_no_selection():
+    x, y, _ = batch_of(4)
+    assert choose_mode(MixesOutsideOfTraining(), x, y, CE)  # a run without selections never sees it that way
+    with pytest.raises(UnsupportedModelError, match="outside of training"):
+        refuse_mixing(MixesOutsideOfTraining(), x)
+    for model in (small_net(), LinearNet(), MixesInTraining()):
+        refuse_mixing(model, x)
 
 
 # --- by rank --------------------------------------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from cords_dp.errors import UnsupportedModelError
+from cords_dp.models.private import refuse_changes, state_of
 from cords_dp.noise.clipping import rounding_slack
 from cords_dp.training.gradients.mode import (
     Clipping,
@@ -96,6 +97,25 @@ def try_modes(
     probe = Probe(model, x, y, criterion)
     found = {mode.name: probe.problem(mode) for mode in _named(modes)}
     return [name for name, why in found.items() if why is None], {name: why for name, why in found.items() if why}
+
+
+def refuse_mixing(model: nn.Module, x: Tensor) -> None:
+    """Refuse a model whose outputs for a record, outside of training, depend on the others of its batch.
+
+    Selections see records that way, and promise that one record moves its own score alone.
+    """
+    try:
+        mixed = _mixed(copy.deepcopy(model).double().eval(), _in_precision(x, torch.float64), _EXACT)
+    except Exception:  # a layer that insists on float32
+        mixed = _mixed(copy.deepcopy(model).eval(), x, _OWN)
+    if mixed:
+        raise UnsupportedModelError(f"{type(model).__name__} mixes the records of a batch outside of training")
+
+
+def _mixed(model: nn.Module, x: Tensor, tolerance: float) -> bool:
+    with torch.no_grad():
+        together, alone = model(x), torch.cat([model(x[i : i + 1]) for i in range(len(x))])
+    return not float((together - alone).norm()) <= tolerance * float(alone.norm())
 
 
 class Probe:
@@ -193,7 +213,7 @@ class _Reference:
     def of(cls, model: nn.Module, x: Tensor, y: Tensor, criterion: LossPerExample, dtype: torch.dtype) -> _Reference:
         exact = copy.deepcopy(model).to(dtype)
         parameters = [p for p in exact.parameters() if p.requires_grad]
-        before = [p.detach().clone() for p in exact.parameters()]
+        before = state_of(exact)
         rows = []
         for i in range(len(y)):
             outputs = exact(_in_precision(x[i : i + 1], dtype))
@@ -204,8 +224,7 @@ class _Reference:
             if any(g is None for g in gradients):
                 raise UnsupportedModelError(f"{type(model).__name__} has weights that take no part in its output")
             rows.append(torch.cat([g.reshape(-1) for g in gradients]))
-        if not all(torch.equal(old, new) for old, new in zip(before, exact.parameters(), strict=True)):
-            raise UnsupportedModelError(f"{type(model).__name__} changes its own weights while it computes")
+        refuse_changes(exact, before)
         return cls(torch.stack(rows).double(), [p.numel() for p in parameters])
 
     def check(self, got: Tensor, expected: Tensor, tolerance: float) -> None:
