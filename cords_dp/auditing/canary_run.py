@@ -27,6 +27,7 @@ from cords_dp.data.arrays import ArrayDataset, Splits, records_at
 from cords_dp.errors import ConfigError
 from cords_dp.noise.generators import secure_generator
 from cords_dp.planning import PrivacyPlan
+from cords_dp.training.log import console
 from cords_dp.training.resolve import resolve
 from cords_dp.training.trainer import TrainClassifier
 
@@ -124,10 +125,6 @@ class ObservedTraining(TrainClassifier):
         session.null = np.flatnonzero(~self.included)
         return session
 
-    def _open_log(self) -> None:
-        super()._open_log()
-        self.logger.disabled = True  # the run is the audit's own
-
     def _train_epoch(self, epoch: int, after_step: Callable[[], None]) -> dict[str, float]:
         if self._before is None:
             self._before = self._weight()
@@ -176,8 +173,9 @@ class Observed:
 def observe(config: DotMap, data: CanarySet) -> Observed:
     splits = data.splits()
     included = secure_generator().random(data.count) < 0.5
-    trainer = ObservedTraining(config, included)
-    trainer.train(trainset=splits.train, validset=splits.validation, testset=splits.test, num_cls=2)
+    with console(False):  # the run is the audit's own
+        trainer = ObservedTraining(config, included)
+        trainer.train(trainset=splits.train, validset=splits.validation, testset=splits.test, num_cls=2)
     assert trainer.plan is not None
     after = {k: v.detach().clone() for k, v in trainer._plain().state_dict().items()}
     losses = _losses(trainer.initial, splits.train, data.count) - _losses(after, splits.train, data.count)

@@ -32,8 +32,11 @@ from cords_dp.planning.mechanism import Mechanism
 from cords_dp.processes import current_world, keep_freed_memory
 from cords_dp.selection.align import Align
 from cords_dp.training.handover import model_card, telling_how_to_go_on
+from cords_dp.training.log import console
 from cords_dp.training.resolve import resolve
 from cords_dp.training.trainer import TrainClassifier
+
+__all__ = ["RunResult", "console", "run_and_hand_over", "run_experiment"]
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ def run_experiment(cfg: DotMap | dict[str, Any], out: str | Path, *, progress: b
 def run_and_hand_over(
     cfg: DotMap | dict[str, Any], out: str | Path, *, progress: bool = True
 ) -> tuple[TrainClassifier, RunResult]:
-    """`run_experiment`, and the trainer with the model and the data, for who has more to do with them."""
+    """Do as `run_experiment`; also return the trainer, which has the model and the data."""
     keep_freed_memory()
     out = Path(out)
     cfg = _into(cfg, out)

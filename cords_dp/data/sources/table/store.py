@@ -23,6 +23,7 @@ from tqdm import tqdm
 from cords_dp.data.arrays import RowsOfStore
 from cords_dp.data.sources.table.encoding import Encoding
 from cords_dp.data.sources.table.files import TableFile
+from cords_dp.data.sources.table.schema import Categorical
 from cords_dp.errors import ConfigError, DataError, DatasetUnavailableError
 from cords_dp.files import remove_stale, replacing, write_durably
 
@@ -60,6 +61,17 @@ class TableDataset(RowsOfStore):
     def with_encoding(self, encoding: Encoding) -> TableDataset:
         """The same records in other units."""
         return TableDataset(self.stored, encoding, self.rows)
+
+
+def category_codes(dataset: Any, column: str) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return each record's code in a categorical column of a table, and the categories that the codes count."""
+    while not isinstance(dataset, TableDataset):
+        dataset = dataset.source  # whatever reads the table for the model
+    place = [coded.name for coded in dataset.encoding.coded].index(column)
+    known = dataset.encoding.coded[place]
+    if not isinstance(known, Categorical):
+        raise DataError(f"column {column!r} has no categories")
+    return dataset.stored["codes"][dataset.rows, place], known.categories
 
 
 class FileRecords(TableDataset):
