@@ -21,8 +21,8 @@ from cords_dp.accounting import (
 from cords_dp.config import PrivacySettings, SubsetSettings
 from cords_dp.config.values import Key, flag, number, one_of, text, whole
 from cords_dp.data.arrays import ArrayDataset, Splits, sequential_batches
+from cords_dp.data.prepared import category_codes
 from cords_dp.data.sources.base import Facts, Source, register_source, split_rows, unregister_source
-from cords_dp.data.sources.table.store import category_codes
 from cords_dp.models.build import build_model, model_names, register_model
 from cords_dp.models.features import register_features
 from cords_dp.models.private import make_private_ready

@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 from cords_dp.config import PrivacySettings
 from cords_dp.config.settings import GRADIENT_MODES as MODES
+from cords_dp.config.values import check_keys, keys_of
 from cords_dp.errors import ConfigError, UnsupportedModelError
 from cords_dp.extend import GradientMode, register_gradient_mode, unregister_gradient_mode
 from cords_dp.training.gradients.choose import Probe, choose_mode, try_modes
@@ -479,11 +480,14 @@ def test_a_mode_of_the_users_own_is_named_in_a_config_tried_and_trained_with():
                     total += (factor * gradient).double()
             return sums
 
+    def check():
+        check_keys("privacy", {"grad_sample_mode": "one_by_one"}, keys_of(PrivacySettings))
+
     with pytest.raises(ConfigError, match="grad_sample_mode"):
-        PrivacySettings(epsilon=1.0, grad_sample_mode="one_by_one")
+        check()
     register_gradient_mode(OneByOne())
     try:
-        assert PrivacySettings(epsilon=1.0, grad_sample_mode="one_by_one").grad_sample_mode == "one_by_one"
+        check()
         x = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
         assert choose_mode(small_net(), x, torch.arange(4) % 3, CE, ["one_by_one"]).name == "one_by_one"
     finally:

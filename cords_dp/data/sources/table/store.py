@@ -58,20 +58,17 @@ class TableDataset(RowsOfStore):
         labels = records["label"].astype(np.int64 if self.encoding.schema.classes else np.float32)
         return torch.from_numpy(self.encoding.vectors(records)), torch.from_numpy(labels)
 
+    def category_codes(self, column: str) -> tuple[np.ndarray, tuple[str, ...]]:
+        """Return each record's code in a categorical column, and the categories that the codes count."""
+        place = [coded.name for coded in self.encoding.coded].index(column)
+        known = self.encoding.coded[place]
+        if not isinstance(known, Categorical):
+            raise DataError(f"column {column!r} has no categories")
+        return self.stored["codes"][self.rows, place], known.categories
+
     def with_encoding(self, encoding: Encoding) -> TableDataset:
         """The same records in other units."""
         return TableDataset(self.stored, encoding, self.rows)
-
-
-def category_codes(dataset: Any, column: str) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return each record's code in a categorical column of a table, and the categories that the codes count."""
-    while not isinstance(dataset, TableDataset):
-        dataset = dataset.source  # whatever reads the table for the model
-    place = [coded.name for coded in dataset.encoding.coded].index(column)
-    known = dataset.encoding.coded[place]
-    if not isinstance(known, Categorical):
-        raise DataError(f"column {column!r} has no categories")
-    return dataset.stored["codes"][dataset.rows, place], known.categories
 
 
 class FileRecords(TableDataset):
