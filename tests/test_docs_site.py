@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
+import inspect
 import os
 import re
 import subprocess
@@ -13,6 +16,7 @@ import yaml
 from conftest import REPOSITORY
 
 import cords_dp
+from cords_dp import errors, extend
 from cords_dp.config.keys import KEYS, SOURCE_KEYS, TOP_LEVEL
 from cords_dp.planning.mechanism import mechanism_keys
 from cords_dp.runs.reference import MARK, documented_keys, reference, write_reference
@@ -122,3 +126,50 @@ def test_the_api_page_has_every_public_name():
         module, _, attribute = name.rpartition(".")
         if attribute != "errors":
             assert getattr(__import__(module, fromlist=[attribute]), attribute).__doc__
+
+
+def public_modules() -> dict[str, set[str]]:
+    """The modules that the API page lists for studies, with the names that it gives them."""
+    text = (DOCS / "api.md").read_text().partition("## Modules for studies")[2].partition("\n## ")[0]
+    listed = re.findall(r"^- `(cords_dp[\w.]*)`:((?:.|\n  )*)", text, re.MULTILINE)
+    return {module: set(re.findall(r"`(\w+)`", names)) for module, names in listed}
+
+
+def test_the_api_page_has_every_name_of_extend():
+    text = (DOCS / "api.md").read_text().partition("## Extending")[2].partition("\n## ")[0]
+    shown = {name.rsplit(".", 1)[1] for name in re.findall(r"^::: (\S+)$", text, re.MULTILINE)}
+    named = set(re.findall(r"`(\w+)`", text.partition("###")[0]))
+    assert set(extend.__all__) == shown | (named - {"state_dict", "Key", "cords_dp"})
+    undocumented = [name for name in shown if not inspect.getdoc(getattr(extend, name))]
+    assert undocumented == []
+
+
+def test_the_api_page_lists_the_modules_for_studies_as_they_are():
+    listed = public_modules()
+    assert len(listed) > 5
+    for module, names in listed.items():
+        assert names == set(importlib.import_module(module).__all__), module
+
+
+def test_extensions_in_the_docs_need_public_names_alone():
+    imports = re.findall(r"^from (cords_dp\S*) import (.*)$", (DOCS / "extending.md").read_text(), re.MULTILINE)
+    assert imports
+    allowed = {"cords_dp": set(cords_dp.__all__), "cords_dp.extend": set(extend.__all__)}
+    for module, names in imports:
+        assert {name.strip() for name in names.split(",")} <= allowed[module], module
+    assert not re.findall(r"^import cords_dp\.", (DOCS / "extending.md").read_text(), re.MULTILINE)
+
+
+def test_studies_need_public_names_alone():
+    """Whatever a study of ours does a user can do with what the API page names."""
+    public = {"cords_dp": set(cords_dp.__all__), "cords_dp.extend": set(extend.__all__), **public_modules()}
+    public["cords_dp.errors"] = {name for name in vars(errors) if name.endswith("Error")}
+    for path in (REPOSITORY / "cords_dp/studies").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                assert not [a.name for a in node.names if a.name.startswith("cords_dp")], path
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("cords_dp"):
+                if (node.module or "").startswith("cords_dp.studies"):
+                    continue
+                hidden = {a.name for a in node.names} - public.get(node.module or "", set())
+                assert not hidden, f"{path.name}: {node.module} {hidden}"

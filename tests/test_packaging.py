@@ -19,7 +19,7 @@ from conftest import REPOSITORY
 import cords_dp
 from cords_dp.config import load_config
 from cords_dp.errors import ConfigFileError, MissingExtraError, how_to_install
-from cords_dp.extras import need, on_first_use
+from cords_dp.extras import need
 
 tomllib = pytest.importorskip("tomllib")  # since Python 3.11
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
@@ -73,7 +73,7 @@ def test_the_core_needs_no_extra_and_what_needs_one_names_it(tmp_path):
         import cords_dp
         from cords_dp import errors
         from cords_dp.cli import main
-        import cords_dp.report.page, cords_dp.studies.demo, cords_dp.auditing.audit
+        import cords_dp.report.page, cords_dp.studies.demo, cords_dp.auditing.audit, cords_dp.extend
 
         for name in cords_dp.__all__:
             getattr(cords_dp, name)
@@ -126,12 +126,9 @@ def test_the_links_to_the_configs_and_the_package_agree():
     assert len(list(inside.rglob("*.py"))) > 30
 
 
-def test_a_module_on_first_use():
-    json = on_first_use("json", extra="table", what="a test")
-    assert json.loads("[1]") == [1]
+def test_a_missing_package_is_named_with_the_command_that_installs_it():
+    need("json", extra="table", what="a test")
     with pytest.raises(MissingExtraError, match=r"a test needs no_such_package: pip install '\.\[table\]'"):
-        _ = on_first_use("no_such_package.inner", extra="table", what="a test").name
-    with pytest.raises(MissingExtraError):
         need("no_such_package", extra="table", what="a test")
 
 

@@ -18,17 +18,17 @@ from tqdm import tqdm
 from cords_dp.accounting import TRAINING_DATA, BranchMaximum, Event, PoissonGaussian
 from cords_dp.auditing.cost import epsilon_at
 from cords_dp.auditing.findings import Finding
-from cords_dp.auditing.null import nulled
+from cords_dp.auditing.null import NullSession
 from cords_dp.auditing.one_run import count_right, epsilon_from_guesses
-from cords_dp.auditing.toys import CRITERION, LENGTH, AuditedSet, along_canaries, canaries, shifted_classes
+from cords_dp.auditing.toys import CRITERION, LENGTH, along_canaries, canaries, shifted_classes
 from cords_dp.auditing.trade_off import Counts, epsilon_of_events
 from cords_dp.config import thawed_copy
-from cords_dp.data.arrays import Splits, records_at
+from cords_dp.data.arrays import ArrayDataset, Splits, records_at
 from cords_dp.errors import ConfigError
 from cords_dp.noise.generators import secure_generator
 from cords_dp.planning import PrivacyPlan
+from cords_dp.training.log import console
 from cords_dp.training.resolve import resolve
-from cords_dp.training.session import PrivateSession
 from cords_dp.training.trainer import TrainClassifier
 
 _SIDE = 8  # inputs of the ordinary records
@@ -36,7 +36,7 @@ _GUESSED = 0.3  # of the canaries; on the others the guesser abstains
 _GUESS_DELTA = 1e-9  # 2·m·δ has to be small beside the joint confidence
 
 
-class WatchedSet(AuditedSet):
+class WatchedSet(ArrayDataset):
     """Remembers which records were last read: at the end of a step, its batch."""
 
     last = np.zeros(0, dtype=np.int64)
@@ -68,8 +68,7 @@ class CanarySet:
         x, y = canaries(self.count, self.inputs)
         ordinary_x, ordinary_y = ordinary(self.count, 0.2, 1)
         train = WatchedSet(np.concatenate([x, ordinary_x]), np.concatenate([y, ordinary_y]))
-        validation, test = AuditedSet(*ordinary(200, 0.8, 2)), AuditedSet(*ordinary(50, 0.8, 3))
-        validation.audited_as = "V"
+        validation, test = ArrayDataset(*ordinary(200, 0.8, 2)), ArrayDataset(*ordinary(50, 0.8, 3))
         return Splits(train, validation, test, 2)
 
 
@@ -109,16 +108,22 @@ def audited_plan(config: DotMap, data: CanarySet) -> PrivacyPlan:
 
 
 class ObservedTraining(TrainClassifier):
-    """The real trainer, and an observer who sees the weights after every step, as the guarantee allows."""
+    """The real trainer, and an observer who sees the weights after every step, as the guarantee allows.
 
-    def __init__(self, config: DotMap, count: int):
+    included: which of the canaries, the first records of D, are not null.
+    """
+
+    def __init__(self, config: DotMap, included: np.ndarray):
         super().__init__(config)
-        self.show_progress, self.count, self.seen, self.drawn = False, count, list[np.ndarray](), list[np.ndarray]()
+        self.included, self.count = included, len(included)
+        self.show_progress, self.seen, self.drawn = False, list[np.ndarray](), list[np.ndarray]()
         self._before: Tensor | None = None
 
-    def _open_log(self) -> None:
-        super()._open_log()
-        self.logger.disabled = True  # the run is the audit's own
+    def _new_session(self) -> NullSession:
+        assert self.plan is not None
+        session = NullSession(self.run, self.plan, checkpoint=self._checkpoint, world=self.world, logger=self.logger)
+        session.null = np.flatnonzero(~self.included)
+        return session
 
     def _train_epoch(self, epoch: int, after_step: Callable[[], None]) -> dict[str, float]:
         if self._before is None:
@@ -168,14 +173,14 @@ class Observed:
 def observe(config: DotMap, data: CanarySet) -> Observed:
     splits = data.splits()
     included = secure_generator().random(data.count) < 0.5
-    trainer = ObservedTraining(config, data.count)
-    with nulled(splits.train, np.flatnonzero(~included)):
+    with console(False):  # the run is the audit's own
+        trainer = ObservedTraining(config, included)
         trainer.train(trainset=splits.train, validset=splits.validation, testset=splits.test, num_cls=2)
     assert trainer.plan is not None
     after = {k: v.detach().clone() for k, v in trainer._plain().state_dict().items()}
     losses = _losses(trainer.initial, splits.train, data.count) - _losses(after, splits.train, data.count)
     charged = tuple(trainer.ledger.events(TRAINING_DATA))
-    assert isinstance(trainer.session, PrivateSession)
+    assert isinstance(trainer.session, NullSession)
     steps = steps_taken(trainer.plan, trainer.session.branch)
     return Observed(trainer.plan, steps, charged, included, np.array(trainer.drawn), np.array(trainer.seen), losses)
 

@@ -1,63 +1,52 @@
-"""Null records: what zero-out puts in a record's place, in the package's own machinery.
+"""Null records: what zero-out puts in a record's place.
 
-A null record stays in the index set and contributes nothing to any query. No value of a record does that (a blank
-image has a gradient, a record that is not finite still has a class), so inside `nulled` the package itself is told:
+A null record stays in the index set and contributes nothing to any query. No value of a record does that: a blank image
+has a gradient. So the package is handed records of which some say that they are null:
 
-* a training step never draws it: it is taken out of the `Pool`, while n, rate and normaliser stay as they are;
-* its last-layer gradient and the input of its last layer are zero, and so is its unit gradient in `match`;
-* it has no cell in a histogram of scores or a table of predictions: its score and its logits there are NaN, which the
-  package leaves out.
+* a training step never draws them: they are taken out of the `Pool`, while n, rate and normaliser stay as they are;
+* `NullRecords` gives them no last-layer gradient, no input of the last layer and no prediction; a record without input
+  scores 0 and has no cell in a histogram, one without prediction has none in a table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import nn
 from torch.utils.data import Dataset
 
-from cords_dp.selection import Pool, Records, match
-from cords_dp.selection.last_layer import LastLayer, LastLayerGradients
-from cords_dp.selection.releases import Releases
-from cords_dp.training import session as epochs
+from cords_dp.selection import Pool, Records
+from cords_dp.selection.context import Weights
+from cords_dp.selection.last_layer import LastLayer
+from cords_dp.training.poisson import Batch
+from cords_dp.training.session import PrivateSession
+
+_NOBODY = np.zeros(0, dtype=np.int64)
 
 
-@contextmanager
-def nulled(dataset: Dataset, indices: np.ndarray) -> Iterator[None]:
-    """Inside, the records of ``dataset`` (the very object) at ``indices`` are null."""
-    indices = np.asarray(indices, dtype=np.int64)
-    with ExitStack() as patches:
-        for owner, name, build in (
-            (epochs, "poisson_batches", _batches_without),
-            (Records, "at", _zero_rows),
-            (match, "uniform_gradients", _zero_unit_gradients),
-            (Releases, "tail_counts", _no_cells),
-        ):
-            patches.enter_context(_replaced(owner, name, build(getattr(owner, name), dataset, indices)))
-        yield
+@dataclass(frozen=True)
+class NullRecords(Records):
+    """Records of which those at ``null`` are null. They keep their places, and labels that nothing may count."""
 
+    null: np.ndarray = field(default_factory=lambda: _NOBODY)
 
-def _same(records: Dataset, dataset: Dataset) -> bool:
-    """Is it the dataset, or the trainer's guard around it?"""
-    return records is dataset or getattr(records, "source", None) is dataset
+    def at(self, weights: Weights, **options: Any) -> LastLayer:
+        layer, null = super().at(weights, **options), torch.from_numpy(self.null)
+        logits = layer.logits.clone()
+        logits[null] = torch.nan
+        return LastLayer(layer.gradients.without(null), logits, layer.labels)
 
-
-@contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before = vars(owner)[name]
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
+    def among(self, indices: np.ndarray) -> Records:
+        part, null = super().among(indices), np.flatnonzero(np.isin(indices, self.null))
+        return replace(self, dataset=part.dataset, null=null)
 
 
 def without(pool: Pool, indices: np.ndarray) -> Pool:
-    """The pool without some records; the others keep their weights and chances."""
+    """Return the pool without some records; the others keep their weights and chances."""
     kept = ~np.isin(pool.indices, indices)
 
     def rest(values: np.ndarray | None) -> np.ndarray | None:
@@ -66,54 +55,16 @@ def without(pool: Pool, indices: np.ndarray) -> Pool:
     return Pool(pool.indices[kept], weights=rest(pool.weights), chances=rest(pool.chances))
 
 
-def _batches_without(real: Callable[..., Any], dataset: Dataset, indices: np.ndarray) -> Callable[..., Any]:
-    def batches(records: Dataset, pool: Pool, **rest: Any) -> Any:
-        return real(records, without(pool, indices) if _same(records, dataset) else pool, **rest)
+class NullSession(PrivateSession):
+    """A private run in which some records of D are null; everything else is as in any other run."""
 
-    return batches
+    null = _NOBODY
 
+    def records(self, dataset: Dataset, model: nn.Module) -> Records:
+        records = super().records(dataset, model)
+        if dataset is not self.data.train:
+            return records
+        return NullRecords(records.dataset, records.model, records.loss, records.device, null=self.null)
 
-def _zero_rows(real: Callable[..., LastLayer], dataset: Dataset, indices: np.ndarray) -> Callable[..., LastLayer]:
-    def at(self: Records, *args: Any, **kwargs: Any) -> LastLayer:
-        layer = real(self, *args, **kwargs)
-        if not _same(self.dataset, dataset):
-            return layer
-        gradients = layer.gradients.without(torch.from_numpy(indices))
-        logits = layer.logits.clone()
-        logits[torch.from_numpy(indices)] = torch.nan  # no prediction, hence no cell in a table of `align`
-        return LastLayer(gradients, logits, layer.labels)
-
-    return at
-
-
-def _zero_unit_gradients(
-    real: Callable[..., LastLayerGradients], dataset: Dataset, indices: np.ndarray
-) -> Callable[..., LastLayerGradients]:
-    def uniform_gradients(inputs: Tensor, labels: Tensor, classes: int) -> LastLayerGradients:
-        found = real(inputs, labels, classes)
-        if len(inputs) != len(dataset):  # type: ignore[arg-type]  # the other of D and V
-            return found
-        # a real record's input begins with 1, also where the rest of it is not finite and was made zero
-        there = _marked(inputs, indices)
-        return LastLayerGradients(torch.where(there, found.r, 0.0), torch.where(there, found.a, 0.0))
-
-    return uniform_gradients
-
-
-def _marked(inputs: Tensor, indices: np.ndarray) -> Tensor:
-    """False in the rows that `_zero_rows` has emptied."""
-    null = torch.zeros(len(inputs), dtype=torch.bool)
-    null[torch.from_numpy(indices[indices < len(inputs)])] = True
-    return ~(null & (inputs == 0).all(dim=1))[:, None]
-
-
-def _no_cells(real: Callable[..., np.ndarray], dataset: Dataset, indices: np.ndarray) -> Callable[..., np.ndarray]:
-    def tail_counts(self: Releases, name: str, scores: np.ndarray, labels: np.ndarray, **rest: Any) -> np.ndarray:
-        release = self._declared.get(name)
-        # only D and V have histograms; which of the two is nulled shows by the release's own dataset
-        if release is not None and release.dataset == getattr(dataset, "audited_as", release.dataset):
-            scores = np.array(scores, dtype=np.float64)
-            scores[indices] = np.nan
-        return real(self, name, scores, labels, **rest)
-
-    return tail_counts
+    def drawn(self, pool: Pool, *, rate: float, steps: int) -> Iterator[Batch]:
+        return super().drawn(without(pool, self.null), rate=rate, steps=steps)

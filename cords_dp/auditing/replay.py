@@ -10,8 +10,9 @@ import torch
 
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA
 from cords_dp.auditing.findings import Finding
-from cords_dp.auditing.toys import CRITERION, LENGTH, OneLinearLayer, toys
+from cords_dp.auditing.toys import CRITERION, LENGTH, OneLinearLayer, SmallNet, toys
 from cords_dp.auditing.transcripts import Bench, Query, Transcript, moved
+from cords_dp.data.arrays import ArrayDataset
 from cords_dp.errors import CordsDPError
 from cords_dp.noise.generators import noise_source, secure_generator
 from cords_dp.planning import PrivacyPlan
@@ -38,37 +39,42 @@ def replay_selection(plan: PrivacyPlan) -> tuple[dict[str, Worst], list[str]]:
     worst: dict[str, Worst] = {}
     problems: list[str] = []
     for toy in toys(plan.shape.n, plan.shape.n_validation):
-        problems += [f"{toy.name}: {problem}" for problem in _replay_on(Bench(plan, toy), worst)]
+        bench = Bench(
+            plan,
+            ArrayDataset(*toy.training),
+            ArrayDataset(*toy.validation),
+            SmallNet(classes=toy.classes),
+            CRITERION,
+            toy.classes,
+        )
+        problems += [f"{toy.name}: {problem}" for problem in _replay_on(bench, worst)]
     return worst, list(dict.fromkeys(problems))
 
 
 def _replay_on(bench: Bench, worst: dict[str, Worst]) -> list[str]:
-    plan, real = bench.plan, bench.select()
+    plan, real = bench.plan, bench.run()
     problems = _charges(plan, real)
     for dataset in (TRAINING_DATA, VALIDATION_DATA) if plan.validation_is_read else (TRAINING_DATA,):
         size = plan.shape.n if dataset == TRAINING_DATA else plan.shape.n_validation
         for index in np.linspace(0, size - 1, _RECORDS[dataset]).astype(int):
             try:
-                other = bench.on_neighbour(real.queries, dataset, int(index))
+                other = bench.run(null=(dataset, int(index)), script=real.queries)
             except CordsDPError as error:
                 problems.append(f"zeroing a record of {dataset}: {error}")
                 continue
-            problems += _compare(bench, real, other, dataset, int(index), worst)
+            problems += _compare(real, other, dataset, int(index), worst)
     return list(dict.fromkeys(problems))
 
 
-def _compare(
-    bench: Bench, real: Transcript, other: Transcript, dataset: str, index: int, worst: dict[str, Worst]
-) -> list[str]:
+def _compare(real: Transcript, other: Transcript, dataset: str, index: int, worst: dict[str, Worst]) -> list[str]:
     problems = []
     if len(other.queries) != len(real.queries):
         problems.append(f"zeroing a record of {dataset} changes how many draws there are")
     if other.coins != real.coins:
         problems.append(f"zeroing a record of {dataset} changes how many coins are tossed")
     for one, two in zip(real.queries, other.queries, strict=False):
-        release = bench.releases[one.name]
-        ratio = moved(release, one, two, index)
-        if release.dataset == dataset:
+        ratio = moved(one, two, index)
+        if one.release.dataset == dataset:
             if one.name not in worst or ratio > worst[one.name].ratio:
                 worst[one.name] = Worst(ratio, one, two, index)
             if ratio > 1 + _SLACK:
@@ -76,7 +82,7 @@ def _compare(
         elif dataset == VALIDATION_DATA and ratio > _SLACK:
             problems.append(f"a record of V moves {one.name!r} past V's releases")
     nobody = np.zeros(0, dtype=np.int64)
-    if not same_pools(real.pool, other.pool, np.array([index]) if dataset == TRAINING_DATA else nobody):
+    if not same_pools(real.pools[0], other.pools[0], np.array([index]) if dataset == TRAINING_DATA else nobody):
         problems.append(f"zeroing a record of {dataset} changes membership, weight or chance of other records")
     return problems
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from scipy.linalg import solve_triangular, toeplitz
 from scipy.stats import beta
 
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, ExponentialPicks, GumbelFreeze, PoissonGaussian
@@ -14,10 +13,9 @@ from cords_dp.auditing.cost import epsilon_at
 from cords_dp.auditing.findings import Finding
 from cords_dp.auditing.replay import Worst, audit_structure, replay_selection
 from cords_dp.auditing.trade_off import Counts, epsilon_of_events
-from cords_dp.auditing.transcripts import Query
+from cords_dp.auditing.transcripts import Query, Recorder
 from cords_dp.config import PrivacySettings, SubsetSettings
 from cords_dp.noise.generators import secure_generator
-from cords_dp.noise.primitives import root_column
 from cords_dp.planning import Mechanism, PrivacyPlan, Release, build_plan, read_mechanism, registered_mechanisms
 from cords_dp.selection.releases import Releases
 
@@ -93,9 +91,9 @@ def _audit_release(plan: PrivacyPlan, release: Release, worst: Worst | None, dra
     )
 
 
-def _releases(plan: PrivacyPlan, release: Release, generators: dict[str, Any]) -> Releases:
+def _releases(plan: PrivacyPlan, release: Release, generators: dict[str, Any]) -> Recorder:
     """The package's own `Releases` for one draw; what is charged is checked elsewhere."""
-    return Releases([release], charge=lambda *_: None, generators=generators, secure=plan.privacy.secure_noise)
+    return Recorder([release], charge=lambda *_: None, generators=generators, secure=plan.privacy.secure_noise)
 
 
 def _generators() -> dict[str, Any]:
@@ -107,43 +105,15 @@ def _generators() -> dict[str, Any]:
 
 def _projected(plan: PrivacyPlan, release: Release, worst: Worst, draws: int, copies: int) -> Counts:
     """Where the noisy output lies along the line between the neighbours, with ``copies`` of the record and without."""
-    (one, _), (other, _) = worst.with_record.noised(), worst.without.noised()
-    direction, generators = one - other, _generators()
-    coefficients = _before_factoring(direction) if worst.with_record.kind == "tail_counts" else direction
+    other, generators = worst.without.values, _generators()
+    direction = worst.with_record.values - other
+    group = replace(worst.with_record, values=other + copies * direction)
     threshold = float(((other + copies / 2 * direction) * direction).sum())
-    samples = [
-        np.array(
-            [float((_draw(_releases(plan, release, generators), query) * coefficients).sum()) for _ in range(draws)]
-        )
-        for query in (_group(worst, copies), worst.without)
-    ]
-    return Counts.above(threshold, *samples)
 
+    def along(query: Query) -> float:
+        return float((_releases(plan, release, generators).draw_again(query) * direction).sum())
 
-def _group(worst: Worst, copies: int) -> Query:
-    """The query with so many copies of the record in D instead of one."""
-    with_record, without, index = worst.with_record, worst.without, worst.index
-    if with_record.kind != "tail_counts":
-        return replace(with_record, values=without.values + copies * (with_record.values - without.values))
-    labels = with_record.extra["labels"]
-    return replace(
-        with_record,
-        values=np.concatenate([without.values, np.full(copies, with_record.values[index])]),
-        extra={**with_record.extra, "labels": np.concatenate([labels, np.full(copies, labels[index])])},
-    )
-
-
-def _draw(releases: Releases, query: Query) -> np.ndarray:
-    if query.kind == "tail_counts":
-        return releases.tail_counts(query.name, query.values, **query.extra)
-    return releases.gaussian(query.name, query.values)
-
-
-def _before_factoring(direction: np.ndarray) -> np.ndarray:
-    """c with ⟨tails, c⟩ = ⟨noisy, direction⟩: tail counts are a public, invertible map of what was noised."""
-    bins = direction.shape[1]
-    root = toeplitz(root_column(bins), np.zeros(bins))
-    return solve_triangular(root, direction.T, lower=True, trans="T").T[:, ::-1]
+    return Counts.above(threshold, *(np.array([along(q) for _ in range(draws)]) for q in (group, worst.without)))
 
 
 # --- picks -------------------------------------------------------------------------------------------------
@@ -160,7 +130,12 @@ def _audit_picks(plan: PrivacyPlan, release: Release, target: str, draws: int) -
     far = max(1.0, 2 / epsilon0)
     scores, generators = np.array([far * release.sensitivity, 0.0]), _generators()
     single = replace(release, event=event.with_count(1))
-    higher = sum(int(_releases(plan, single, generators).picks(release.name, scores, 1)[0] == 0) for _ in range(draws))
+
+    def picked() -> int:
+        releases = Releases([single], charge=lambda *_: None, generators=generators)
+        return int(releases.picks(release.name, scores, 1)[0])
+
+    higher = sum(picked() == 0 for _ in range(draws))
 
     def bound(alpha: float) -> float:
         least = float(beta.ppf(alpha, higher, draws - higher + 1)) if higher else 0.0

@@ -8,17 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cords_dp.data.arrays import ArrayDataset
-
 CRITERION = nn.CrossEntropyLoss(reduction="none")
 _INPUTS = 6
 LENGTH = 100.0  # of a canary: its gradient is far longer than any clip norm
-
-
-class AuditedSet(ArrayDataset):
-    """An array dataset that knows whether it plays D or V."""
-
-    audited_as = "D"
 
 
 class OneLinearLayer(nn.Module):

@@ -2,149 +2,185 @@
 
 Given what was released before, every query must move by at most its declared sensitivity, and everything that is not
 released may depend on the other record only through itself. So the neighbour is run with the recorded outputs in place
-of noise: its queries are compared with the recorded ones, and so is all that it hands over about other records.
+of its own: its queries are compared with the recorded ones, and so is all that it hands over about other records.
+
+The package's tests record and replay with the same `Bench`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from torch import Tensor, nn
+from torch.utils.data import Dataset
 
-from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, GumbelFreeze, Ledger
-from cords_dp.auditing.null import nulled
-from cords_dp.auditing.toys import CRITERION, AuditedSet, SmallNet, Toy
+from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, Event, GumbelFreeze, Ledger
+from cords_dp.auditing.null import NullRecords
 from cords_dp.errors import MechanismError
 from cords_dp.noise.generators import secure_generator
-from cords_dp.noise.primitives import tail_histogram
 from cords_dp.planning import PrivacyPlan, Release
-from cords_dp.selection import Pool, Records, SelectionContext
+from cords_dp.selection import Pool, SelectionContext
 from cords_dp.selection.releases import Releases
+
+_BOTH = (TRAINING_DATA, VALIDATION_DATA)
 
 
 @dataclass(frozen=True)
 class Query:
-    """One draw that a selector has asked for, with what it asked about (private) and what it was told."""
+    """One draw that a selector has asked for, with what it asked about (private) and what it was told.
+
+    values: what noise is added to, or the scores. stretch: the norm of the public map that was applied to the values.
+    size: how many picks.
+    """
 
     kind: str
-    name: str
-    values: np.ndarray  # the sum before noise, or the scores
-    extra: dict[str, Any] = field(default_factory=dict)
-    output: np.ndarray | None = None
+    release: Release
+    values: np.ndarray
+    output: np.ndarray
+    stretch: float = 1.0
+    size: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.release.name
+
+    @property
+    def limit(self) -> float:
+        """How far a record may move the values."""
+        return self.release.sensitivity * self.stretch
 
     @property
     def shape(self) -> tuple[Any, ...]:
         """What must not depend on any record: which release, of what size."""
-        public = {k: v for k, v in self.extra.items() if k != "labels"}
-        return self.kind, self.name, self.values.shape, tuple(sorted(public.items()))
+        return self.kind, self.release, self.values.shape, self.stretch, self.size
 
-    def noised(self) -> tuple[np.ndarray, float]:
-        """What noise is added to, and the norm of the public map that was applied to it."""
-        if self.kind == "tail_counts":
-            return tail_histogram(self.values, **self.extra)
-        return self.values, 1.0
+
+@dataclass
+class Transcript:
+    """What selections have done.
+
+    flow: charges, draws and, if the noise tells, its numbers, in their order; none may depend on a record. coins: the
+    state of the blind coins afterwards.
+    """
+
+    ledger: Ledger
+    queries: list[Query] = field(default_factory=list)
+    flow: list[tuple[Any, ...]] = field(default_factory=list)
+    pools: list[Pool] = field(default_factory=list)
+    coins: str = ""
+
+    def charge(self, dataset: str, phase: str, event: Event) -> None:
+        self.flow.append(("charge", dataset, phase, event))
+        self.ledger.charge(dataset, phase, event)
 
 
 class Recorder(Releases):
-    """The real `Releases`, written down; or, with a script, its outputs played back."""
+    """The package's `Releases`, written down. With a script, releases on ``scripted`` datasets give its outputs."""
 
-    script: list[Query] | None = None
-    null: int | None = None  # of D: it has no cell in a histogram
-
-    def start(self, script: list[Query] | None = None, null: int | None = None) -> Recorder:
-        self.queries: list[Query] = []
-        self.script, self.null = script, null
-        return self
-
-    def gaussian(self, name: str, total: np.ndarray) -> np.ndarray:
-        values = np.array(total, dtype=np.float64)
-        return self._answer(Query("gaussian", name, values), lambda: super(Recorder, self).gaussian(name, total))
-
-    def tail_counts(self, name: str, scores: np.ndarray, labels: np.ndarray, *, classes: int, bins: int) -> np.ndarray:
-        extra = {"labels": np.array(labels), "classes": classes, "bins": bins}
-        scores = np.array(scores, dtype=np.float64)
-        if self.null is not None and self._get(name).dataset == TRAINING_DATA:
-            scores[self.null] = np.nan
-        query = Query("tail_counts", name, scores, extra)
-        real = super().tail_counts
-        return self._answer(query, lambda: real(name, scores, labels, classes=classes, bins=bins))
+    transcript: Transcript
+    script: Sequence[Query] | None = None
+    scripted: Collection[str] = _BOTH
 
     def picks(self, name: str, scores: np.ndarray, size: int) -> np.ndarray:
-        query = Query("picks", name, np.array(scores, dtype=np.float64), {"size": size})
-        return self._answer(query, lambda: super(Recorder, self).picks(name, scores, size))
-
-    def few_picks(self, name: str, score_of: Any, count: int, size: int, *, bound: float) -> np.ndarray:
-        """An audit looks at all scores."""
-        return self.picks(name, score_of(np.arange(count)), size)
+        given = super().picks(name, scores, size)
+        return self._kept(Query("picks", self._get(name), np.array(scores, dtype=np.float64), given, size=size))
 
     def reads_few(self, name: str, count: int, size: int, *, bound: float) -> bool:
-        return False
+        return False  # an audit looks at all scores
 
-    def _answer(self, query: Query, draw: Any) -> np.ndarray:
-        if self.script is None:
-            output = draw()
-        else:
-            number = len(self.queries)
+    def _noisy(self, name: str, total: np.ndarray, *, stretch: float) -> np.ndarray:
+        given = super()._noisy(name, total, stretch=stretch)
+        return self._kept(Query("sum", self._get(name), np.array(total, dtype=np.float64), given, stretch))
+
+    def draw_again(self, query: Query) -> np.ndarray:
+        """Draw what a query has asked for once more, in front of all public maps."""
+        return super()._noisy(query.name, query.values, stretch=query.stretch)
+
+    def _kept(self, query: Query) -> np.ndarray:
+        number = len(self.transcript.queries)
+        if self.script is not None:
             if number >= len(self.script) or self.script[number].shape != query.shape:
                 raise MechanismError(f"on a neighbour, draw {number + 1} is another one: {query.shape}")
-            output = self.script[number].output
-        self.queries.append(Query(query.kind, query.name, query.values, query.extra, np.array(output)))
-        return np.array(output)
+            if query.release.dataset in self.scripted:
+                query = _answered(query, self.script[number].output)
+        self.transcript.queries.append(query)
+        self.transcript.flow.append(query.shape)
+        return np.array(query.output)
+
+
+def _answered(query: Query, output: np.ndarray) -> Query:
+    return Query(query.kind, query.release, query.values, output, query.stretch, query.size)
+
+
+def real_noise(_: Transcript) -> Mapping[str, np.random.Generator]:
+    return {dataset: secure_generator() for dataset in _BOTH}
 
 
 @dataclass(frozen=True)
-class Transcript:
-    """A selection: its queries, the pool, the state of the coins afterwards, and what was charged."""
-
-    queries: list[Query]
-    pool: Pool
-    coins: str
-    ledger: Ledger
-
-
 class Bench:
-    """A mechanism with D, V and a model, at released weights."""
+    """A mechanism with D, V and a model, at released weights.
 
-    def __init__(self, plan: PrivacyPlan, toy: Toy):
-        self.plan, self.classes, self.training = plan, toy.classes, AuditedSet(*toy.training)
-        self.validation = AuditedSet(*toy.validation)
-        self.validation.audited_as = VALIDATION_DATA
-        self.model = SmallNet(classes=toy.classes)
-        self.weights = {name: value.clone() for name, value in self.model.state_dict().items()}
-        self.releases = {r.name: r for r in plan.releases()}
+    noise: the generators of a run, which may note their draws in its transcript. seed: of the blind coins, always the
+    same.
+    """
 
-    def select(self, script: list[Query] | None = None, null: int | None = None) -> Transcript:
-        """One selection, with real noise or with the outputs of a script. Its blind coins are always the same."""
-        assert self.plan.mechanism is not None
-        coins = np.random.default_rng(7)
-        validation = Records(self.validation, self.model, CRITERION, "cpu") if self.plan.validation_is_read else None
-        context = SelectionContext(
+    plan: PrivacyPlan
+    training: Dataset
+    validation: Dataset
+    model: nn.Module
+    loss: Callable[[Tensor, Tensor], Tensor]
+    classes: int
+    learning_rate: float = 0.1
+    seed: int = 7
+    noise: Callable[[Transcript], Mapping[str, np.random.Generator]] = real_noise
+
+    def run(
+        self,
+        *,
+        rounds: int = 1,
+        null: tuple[str, int] | None = None,
+        script: Sequence[Query] | None = None,
+        scripted: Collection[str] = _BOTH,
+    ) -> Transcript:
+        """Select so many times. ``null``: the dataset and the index of a record that is null."""
+        mechanism, coins = self.plan.mechanism, np.random.default_rng(self.seed)
+        assert mechanism is not None
+        selector = mechanism.build(self._context(coins, null))
+        transcript = Transcript(Ledger(allowance=self.plan.entries()))
+        generators = self.noise(transcript)
+        weights = {name: value.clone() for name, value in self.model.state_dict().items()}
+        for _ in range(rounds):
+            releases = Recorder(self.plan.releases(), charge=transcript.charge, generators=generators)
+            releases.transcript, releases.script, releases.scripted = transcript, script, scripted
+            transcript.pools.append(selector.select(weights, releases))
+            weights = {name: 0.9 * value for name, value in weights.items()}  # as if trained further
+        transcript.coins = repr(coins.bit_generator.state)
+        return transcript
+
+    def _context(self, coins: np.random.Generator, null: tuple[str, int] | None) -> SelectionContext:
+        def records(dataset: Dataset, side: str) -> NullRecords:
+            indices = [index for where, index in [null or ("", 0)] if where == side]
+            return NullRecords(dataset, self.model, self.loss, "cpu", null=np.array(indices, dtype=np.int64))
+
+        return SelectionContext(
             plan=self.plan,
-            training=Records(self.training, self.model, CRITERION, "cpu"),
-            validation=validation,
+            training=records(self.training, TRAINING_DATA),
+            validation=records(self.validation, VALIDATION_DATA) if self.plan.validation_is_read else None,
             num_classes=self.classes,
-            learning_rate=0.1,
+            learning_rate=self.learning_rate,
             coins=coins,
         )
-        ledger = Ledger(allowance=self.plan.entries())
-        generators = {TRAINING_DATA: secure_generator(), VALIDATION_DATA: secure_generator()}
-        declared = tuple(self.releases.values())
-        recorder = Recorder(declared, charge=ledger.charge, generators=generators).start(script, null)
-        pool = self.plan.mechanism.build(context).select(self.weights, recorder)
-        return Transcript(recorder.queries, pool, repr(coins.bit_generator.state), ledger)
-
-    def on_neighbour(self, script: list[Query], dataset: str, index: int) -> Transcript:
-        with nulled(self.training if dataset == TRAINING_DATA else self.validation, np.array([index])):
-            return self.select(script, index if dataset == TRAINING_DATA else None)
 
 
-def moved(release: Release, with_record: Query, without: Query, index: int) -> float:
-    """By how much zeroing a record has moved a query, in units of what is charged: at most 1 in a sound build."""
+def moved(with_record: Query, without: Query, index: int) -> float:
+    """Return how far zeroing a record has moved a query, in units of what is charged: at most 1 in a sound build."""
+    change = np.abs(with_record.values - without.values)
     if with_record.kind == "picks":
-        change = np.abs(with_record.values - without.values)
-        if isinstance(release.event, GumbelFreeze) and len(change) > index and np.delete(change, index).any():
+        frozen = isinstance(with_record.release.event, GumbelFreeze)
+        if frozen and len(change) > index and np.delete(change, index).any():
             return float("inf")  # a freeze is charged for one score that moves
-        return float(change.max()) / release.sensitivity
-    (one, stretch), (other, _) = with_record.noised(), without.noised()
-    return float(np.linalg.norm(one - other)) / (release.sensitivity * stretch)
+        return float(change.max()) / with_record.limit
+    return float(np.linalg.norm(change)) / with_record.limit

@@ -9,10 +9,11 @@ from cords_dp.config.files import (
     thawed_copy,
     to_plain,
 )
-from cords_dp.config.presets import config_for
+from cords_dp.config.presets import PAPER_SELECTION, config_for, merge_into, paper_model
 from cords_dp.config.settings import PrivacySettings, SubsetSettings
 
 __all__ = [
+    "PAPER_SELECTION",
     "PrivacySettings",
     "SubsetSettings",
     "apply_override",
@@ -21,6 +22,8 @@ __all__ = [
     "frozen_copy",
     "given_copy",
     "load_config",
+    "merge_into",
+    "paper_model",
     "thawed_copy",
     "to_plain",
 ]

@@ -15,7 +15,7 @@ from cords_dp.config.values import Key, flag, number, one_of, whole
 from cords_dp.errors import ConfigError
 
 AUTO = "auto"  # what the plan, the machine or the model decides
-GRADIENT_MODES = ("linear", "bookkeeping", "ghost", "ew", "hooks", "functorch")
+GRADIENT_MODES = ["linear", "bookkeeping", "ghost", "ew", "hooks", "functorch"]  # and those that are registered
 _MOST_EPSILON = 500.0  # e^ε has to be a number; nobody is protected long before
 _MOST_VIEWS = 1024  # of one image, held in memory together
 _TINY = 1e-9
@@ -30,6 +30,10 @@ def _accountant(key: str, value: Any) -> Any:
     from cords_dp.accounting import ACCOUNTANTS
 
     return one_of(key, value, (AUTO, *ACCOUNTANTS))
+
+
+def _gradient_mode(key: str, value: Any) -> Any:
+    return one_of(key, value, (AUTO, *GRADIENT_MODES))
 
 
 def _account(key: str, value: Any) -> str:
@@ -91,7 +95,7 @@ class PrivacySettings:
     ).field()
     accountant: str = Key(_accountant, AUTO, "`auto` (prv, then pld, then rdp) or one of them by name").field()
     grad_sample_mode: str = Key(
-        partial(one_of, choices=(AUTO, *GRADIENT_MODES)), AUTO,
+        _gradient_mode, AUTO,
         "how per-example gradients are computed; `auto` takes the first that is right for the model: `linear` (closed "
         "form, for linear heads), `bookkeeping` (one backward pass that writes down what clipping needs), the quicker "
         "of Opacus' `hooks` and `ew`, `functorch`. `ghost` has to be asked for: no bound on its rounding is proved",

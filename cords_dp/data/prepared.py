@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -15,7 +16,7 @@ from cords_dp.data.feature_cache import with_features
 from cords_dp.data.handed_over import checked_splits, is_text, padded_splits, public_length
 from cords_dp.data.shards import Part, Picks
 from cords_dp.data.sources.base import Source
-from cords_dp.errors import MechanismError
+from cords_dp.errors import DataError, MechanismError
 
 _EVALUATION_BATCH = 1024
 UNREADABLE = (
@@ -92,3 +93,11 @@ def innermost(dataset: Any) -> Any:
             "process; let the sets be RowsOfStore, or train in one process"
         )
     return innermost(dataset.source) if hasattr(dataset, "source") else dataset
+
+
+def category_codes(dataset: Any, column: str) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return each record's code in a categorical column of a table, and the categories that the codes count."""
+    table = innermost(dataset)
+    if not hasattr(table, "category_codes"):
+        raise DataError("only the records of a table have columns")
+    return table.category_codes(column)

@@ -24,6 +24,8 @@ _VALIDATION_SHARE = 0.1
 FEATURES = 10
 FEATURE_NAMES = ("dss", "classimb", "mildimb", "shift")
 
+__all__ = ["DATASETS", "DatasetInfo", "dataset_name"]
+
 
 @dataclass(frozen=True)
 class DatasetInfo:

@@ -64,8 +64,10 @@ def _colours(draws: np.ndarray) -> np.ndarray:
 
 @lru_cache(maxsize=1)
 def _compiled_fall() -> Callable[..., None]:
-    from numba import njit  # here: only images need a compiler
-
+    try:
+        from numba import njit  # here: only images need a compiler
+    except ImportError:
+        return _fall  # the same numbers, in minutes
     return njit(nogil=True)(_fall)  # no fastmath: the same numbers everywhere
 
 

@@ -9,10 +9,13 @@ Features are computed once and kept on disk (`datasets.features`). A model here 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -22,6 +25,7 @@ from cords_dp.models.dead_leaves import dead_leaves
 from cords_dp.models.heads import LinearHead
 from cords_dp.models.whitening import POWER, Whitening, remembered_whitening
 
+ANGLES = 8
 _BATCH = 256
 _PRIOR_IMAGES = 500
 
@@ -61,8 +65,8 @@ def scattering_maps(images: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Scattering coefficients as they are, N×(81·C)×H/4×W/4."""
     channels, height, width = shape
     on_cpu = images.device.type == "cpu"
-    transform = (_COMPILED.get((height, width)) if on_cpu else None) or _kymatio(height, width, str(images.device))
-    return transform(images.contiguous()).reshape(len(images), 81 * channels, height // 4, width // 4)
+    transform = (_COMPILED.get((height, width)) if on_cpu else None) or _plain(height, width, str(images.device))
+    return transform(images).reshape(len(images), 81 * channels, height // 4, width // 4)
 
 
 _COMPILED: dict[tuple[int, int], Callable[[Tensor], Tensor]] = {}
@@ -70,18 +74,117 @@ _COMPILED: dict[tuple[int, int], Callable[[Tensor], Tensor]] = {}
 
 def compile_scattering(height: int, width: int) -> None:
     """Use compiled code for images of this size from now on. The first time on a machine it takes half a minute."""
-    from cords_dp.models.fast_scattering import fast_scattering
+    try:
+        from cords_dp.models.fast_scattering import fast_scattering
+    except ModuleNotFoundError as error:
+        if error.name != "numba":
+            raise
+        return  # plain torch serves
 
     if (height, width) not in _COMPILED and (function := fast_scattering(height, width)) is not None:
         function(torch.zeros(1, 1, height, width))
         _COMPILED[height, width] = function
 
 
-@lru_cache(maxsize=4)
-def _kymatio(height: int, width: int, device: str) -> Any:
-    from kymatio.torch import Scattering2D
+# --- the transform, in plain torch ------------------------------------------------------------------------------------
 
-    return Scattering2D(J=2, shape=(height, width)).to(device)
+
+@dataclass(frozen=True)
+class Wavelets:
+    """kymatio's filters for J = 2 at the padded size, scaled for inverse transforms that are not.
+
+    fine: of the first scale, height × width × angles. coarse: of the second, with the four frequencies that coincide
+    when every second value is kept side by side: height/2 × width/2 × 4 × angles. down, across: smoothing and taking
+    every fourth (second) value without the border, at full and at half size: the Gaussian that smooths is separable.
+    """
+
+    size: tuple[int, int]
+    padded: tuple[int, int]
+    fine: np.ndarray
+    coarse: np.ndarray
+    down: tuple[np.ndarray, np.ndarray]
+    across: tuple[np.ndarray, np.ndarray]
+
+    @property
+    def border(self) -> tuple[int, int, int, int]:
+        (height, width), (tall, wide) = self.size, self.padded
+        top, side = (tall - height) // 2, (wide - width) // 2
+        return side, wide - width - side, top, tall - height - top
+
+
+def plain_scattering(height: int, width: int, device: str) -> Callable[[Tensor], Tensor]:
+    """A function of images N×C×H×W to scattering coefficients N×C×81×H/4×W/4: modulus of wavelets, smoothed, twice."""
+    filters = wavelets(height, width)
+    tall, wide = filters.padded
+    fine = torch.from_numpy(filters.fine).to(device).permute(2, 0, 1)
+    coarse = torch.from_numpy(filters.coarse).to(device).permute(2, 3, 0, 1)
+    smoothing = zip(filters.down, filters.across, strict=True)
+    full, half = ([torch.from_numpy(matrix).to(device) for matrix in pair] for pair in smoothing)
+
+    def modulus(spectrum: Tensor) -> Tensor:
+        return torch.fft.ifft2(spectrum, norm="forward").abs()
+
+    def at_half_size(spectrum: Tensor) -> Tensor:
+        """Filtered at the second scale; frequencies that coincide at half the size are added up."""
+        quarters = spectrum.unflatten(-2, (2, tall // 2)).unflatten(-1, (2, wide // 2)).unsqueeze(-5)
+        total = quarters[..., 0, :, 0, :] * coarse[0]
+        for number in range(1, 4):
+            total += quarters[..., number // 2, :, number % 2, :] * coarse[number]
+        return total
+
+    def smooth(maps: Tensor, matrices: list[Tensor]) -> Tensor:
+        return matrices[0] @ maps @ matrices[1].T
+
+    def scattering(images: Tensor) -> Tensor:
+        maps = F.pad(images, filters.border, mode="reflect").flatten(0, 1)
+        spectrum = torch.fft.fft2(maps)
+        first = modulus(spectrum[:, None] * fine)
+        second = modulus(at_half_size(torch.fft.fft2(first))).flatten(1, 2)
+        parts = [smooth(maps[:, None], full), smooth(first, full), smooth(modulus(at_half_size(spectrum)), half)]
+        maps = torch.cat([*parts, smooth(second, half)], dim=1)
+        return maps.unflatten(0, images.shape[:2])
+
+    return scattering
+
+
+_plain = lru_cache(maxsize=4)(plain_scattering)
+
+
+def padded_size(height: int, width: int) -> tuple[int, int]:
+    from kymatio.scattering2d.utils import compute_padding
+
+    return compute_padding(height, width, 2)
+
+
+def wavelets(height: int, width: int) -> Wavelets:
+    """Return kymatio's filters for images of this size."""
+    from kymatio.scattering2d.filter_bank import filter_bank
+
+    tall, wide = padded_size(height, width)
+    bank = filter_bank(tall, wide, 2, ANGLES)
+    first, second = (np.stack([p["levels"][0] for p in bank["psi"] if p["j"] == j], axis=-1) for j in (0, 1))
+    halves = second.reshape(2, tall // 2, 2, wide // 2, ANGLES).transpose(1, 3, 0, 2, 4)
+    coarse = halves.reshape(tall // 2, wide // 2, 4, ANGLES) / (tall * wide)  # the mean of four, and 1/(size/4)
+    fine = first / (tall * wide)
+    down, across = zip(*(_separated(phi, height // 4, width // 4) for phi in bank["phi"]["levels"]), strict=True)
+    single = np.float32
+    return Wavelets((height, width), (tall, wide), fine.astype(single), coarse.astype(single), down, across)
+
+
+def _separated(phi: np.ndarray, rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
+    """A low-pass filter, given by its transform, as a matrix for rows and one for columns."""
+    left, sizes, right = np.linalg.svd(phi)
+    if sizes[1] > 1e-7 * sizes[0]:
+        raise ValueError("kymatio's low-pass filter is not separable, as a Gaussian is")
+    sign = np.sign(left[0, 0])
+
+    def matrix(spectrum: np.ndarray, kept: int) -> np.ndarray:
+        kernel = np.fft.ifft(sign * spectrum * math.sqrt(sizes[0])).real
+        every = len(kernel) // (kept + 2)  # a border of one value on each side is left out
+        offsets = every * (np.arange(kept)[:, None] + 1) - np.arange(len(kernel))[None, :]
+        return kernel[offsets % len(kernel)].astype(np.float32)
+
+    return matrix(left[:, 0], rows), matrix(right[0], columns)
 
 
 @lru_cache(maxsize=4)

@@ -12,6 +12,22 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+__all__ = [
+    "WHOLE",
+    "accuracy_tables",
+    "aligned",
+    "audit_figure",
+    "frontier_tables",
+    "group_tables",
+    "mean_interval",
+    "mean_std",
+    "mean_table",
+    "paired_differences",
+    "paper_comparison",
+    "plain_mean_std",
+    "study_tables",
+    "to_markdown",
+]
 WHOLE = "FullDP"  # does not depend on the share: shown in every column
 
 

@@ -17,6 +17,7 @@ from cords_dp.config import apply_override, to_plain
 from cords_dp.config.values import whole
 from cords_dp.errors import ConfigError
 
+__all__ = ["RESULT", "Job", "Work", "execute", "grid_jobs", "kept_files", "parse_axis"]
 RESULT = "result.json"
 Work = Callable[[Mapping[str, Any]], dict[str, bytes]]  # a function of a module: it is sent to other processes
 # what a table or a report needs; weights and checkpoints stay where the run was made
@@ -33,6 +34,7 @@ def execute(config: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def kept_files(folder: Path) -> dict[str, bytes]:
+    """Read what a table or a report needs of a run's folder."""
     return {name: (folder / name).read_bytes() for name in _KEPT if (folder / name).is_file()}
 
 

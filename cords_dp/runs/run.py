@@ -30,8 +30,11 @@ from cords_dp.planning.mechanism import Mechanism
 from cords_dp.processes import current_world, keep_freed_memory
 from cords_dp.selection.align import Align
 from cords_dp.training.handover import explaining_full_disks, model_card
+from cords_dp.training.log import console
 from cords_dp.training.resolve import resolve
 from cords_dp.training.trainer import TrainClassifier
+
+__all__ = ["RunResult", "console", "run_and_hand_over", "run_experiment"]
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,8 @@ from cords_dp.files import write_durably
 from cords_dp.runs.jobs import RESULT, Job
 from cords_dp.runs.workers import Failed, Finished, Happening, Started
 
+__all__ = ["Backend", "SweepResult", "collect", "is_finished", "run_jobs"]
+
 
 class Backend(Protocol):
     """Where jobs run."""
@@ -65,6 +67,7 @@ def run_jobs(
 
 
 def is_finished(job: Job, out: Path) -> bool:
+    """Return whether a job's result is there."""
     return (out / "runs" / job.id / RESULT).is_file()
 
 

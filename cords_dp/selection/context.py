@@ -45,8 +45,11 @@ class Records:
 
     def some(self, indices: np.ndarray, weights: Weights, *, linear_layer: bool = True) -> LastLayer:
         """The same of some records, of which alone the model is shown anything."""
-        part = shards.Picks(self.dataset, indices)
-        return replace(self, dataset=part).at(weights, linear_layer=linear_layer)
+        return self.among(indices).at(weights, linear_layer=linear_layer)
+
+    def among(self, indices: np.ndarray) -> Records:
+        """Return some of the records."""
+        return replace(self, dataset=shards.Picks(self.dataset, indices))
 
     def kinds(self, weights: Weights, classes: int) -> tuple[np.ndarray, np.ndarray]:
         """Label and predicted class of every record; label −1 for one that is null, unknown or not finite."""

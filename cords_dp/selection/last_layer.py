@@ -55,6 +55,11 @@ class LastLayerGradients:
         other.__dict__.update({k: self.__dict__[k] for k in ("_input_norms", "_finite_inputs") if k in self.__dict__})
         return other
 
+    @property
+    def present(self) -> Tensor:
+        """Which records have an input, whose first number is never 0; null ones and those not finite have none."""
+        return self.a[:, 0] != 0
+
     def without(self, index: Tensor) -> LastLayerGradients:
         """Some records null: no residual, no input."""
         r, a = self.r.clone(), self.a.clone()

@@ -227,14 +227,15 @@ class MatchSelector:
         length = float(difference.norm())
         direction = difference / max(length, 1e-12)
         bins, labels = self.mechanism.bins, np.zeros(len(self.training), dtype=np.int64)
-        (tails,) = releases.tail_counts(_TAILS, self.scores(direction), labels, classes=1, bins=bins)
+        scores = np.where(self.training.present.cpu().numpy(), self.scores(direction), np.nan)  # NaN: in no cell
+        (tails,) = releases.tail_counts(_TAILS, scores, labels, classes=1, bins=bins)
         explained = self._explained_by_noise(releases, direction.numel())
         kept = max(0.0, 1 - _SHRINKAGE * explained / max(length**2, 1e-24))
         noise = tail_noise(releases.noise_multiplier(_TAILS), bins)
-        counts, scores = score_histogram(tails, noise=noise)
+        counts, places = score_histogram(tails, noise=noise)
         wanted = float((target * direction).sum()) - (1 - kept) * length
-        strength = tilt_strength(counts, scores, wanted) if kept else 0.0
-        fill, match = chance_scales(counts, strength * scores, share=1 / self.context.plan.concentration)
+        strength = tilt_strength(counts, places, wanted) if kept else 0.0
+        fill, match = chance_scales(counts, strength * places, share=1 / self.context.plan.concentration)
         return Tilt(direction, strength, fill, match)
 
     def _sizes(self) -> tuple[int, int]:
@@ -259,13 +260,14 @@ class MatchSelector:
 def uniform_gradients(inputs: Tensor, labels: Tensor, classes: int) -> LastLayerGradients:
     """φ: last-layer gradients at the uniform prediction, at length 1; the leading 1 and h count alike.
 
-    ``inputs`` is [1; h] of each record. A record whose h is not finite was made zero before and keeps its class only.
+    ``inputs`` is [1; h] of each record; zeros, of one that is null or whose h is not finite, give φ = 0.
     """
     r = 1 / classes - F.one_hot(labels.clamp_min(0), classes).to(inputs)
     r = r / r.norm(dim=1, keepdim=True)
     h = inputs[:, 1:]
     unit = h / h.norm(dim=1, keepdim=True).clamp_min(1e-12)
     a = torch.cat([torch.ones_like(inputs[:, :1]), unit], dim=1) / math.sqrt(2.0 if h.shape[1] else 1.0)
+    a = inputs[:, :1] * a  # 1 for a record, 0 for none
     return LastLayerGradients(r * (1 - 1e-6), a)  # rounding must not carry a length past 1
 
 

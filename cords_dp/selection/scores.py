@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from cords_dp.errors import ConfigError, MechanismError
-from cords_dp.noise.clipping import finite_or_zero
+from cords_dp.noise.clipping import finite_or_zero, keep_rows
 from cords_dp.selection.context import Records, SelectionContext, Weights
 from cords_dp.selection.last_layer import LastLayer, LastLayerGradients, moved_sum, to_norm
 from cords_dp.selection.releases import Releases
@@ -58,7 +58,7 @@ def get_score(name: str) -> Score:
 
 
 def score_records(score: Score, gradients: LastLayerGradients, v: Tensor) -> Tensor:
-    """The scores of all records, in [−1, 1]; a record that is not finite scores 0."""
+    """The scores of all records, in [−1, 1]; a record that is null or not finite scores 0."""
     if not len(gradients):
         return gradients.r.new_zeros(0)
     apply = torch.vmap(score.of_record, in_dims=(0, 0, None))
@@ -66,7 +66,8 @@ def score_records(score: Score, gradients: LastLayerGradients, v: Tensor) -> Ten
         apply(gradients.r[start : start + _CHUNK], gradients.a[start : start + _CHUNK], v)
         for start in range(0, len(gradients), _CHUNK)
     ]
-    return finite_or_zero(torch.cat(parts).reshape(-1, 1))[:, 0].clamp(-1.0, 1.0)
+    scores = finite_or_zero(torch.cat(parts).reshape(-1, 1))[:, 0].clamp(-1.0, 1.0)
+    return keep_rows(scores, gradients.present)  # any function may be non-zero where there is no record
 
 
 def unit_gradient(r: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
@@ -104,6 +105,11 @@ class ScoredRecords:
     @property
     def labels(self) -> np.ndarray:
         return self.training.labels.clamp_min(0).cpu().numpy()
+
+    @property
+    def present(self) -> np.ndarray:
+        """Which records have a cell in a histogram of scores."""
+        return self.training.gradients.present.cpu().numpy()
 
     def zeros(self) -> Tensor:
         gradients = self.training.gradients

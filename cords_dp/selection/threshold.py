@@ -158,7 +158,8 @@ class ThresholdSelector:
             if greedy_round or mechanism.exploration:  # counted by Threshold.sums
                 moved = moved + self._noisy_sum(releases, new)
             v = self.scored.direction(releases, _VALIDATION, move=mechanism.greedy_step / self.k * moved)
-            scores = np.where(taken, np.nan, self.scored.scores(v))  # records already taken have no cell
+            # records already taken have no cell, and neither has one that is null
+            scores = np.where(taken | ~self.scored.present, np.nan, self.scored.scores(v))
             released.append((v, self._thresholds(releases, scores, target)))
             new = self.membership(released[-1:], np.zeros_like(taken)) & ~taken
             taken |= new

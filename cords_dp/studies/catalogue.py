@@ -11,8 +11,7 @@ from typing import Any
 
 from dotmap import DotMap
 
-from cords_dp.config import apply_override, config_for
-from cords_dp.config.presets import PAPER_SELECTION, merge_into, paper_model
+from cords_dp.config import PAPER_SELECTION, apply_override, config_for, merge_into, paper_model
 from cords_dp.errors import ConfigError
 from cords_dp.runs.jobs import Job, execute
 from cords_dp.studies.gains import execute_by_group

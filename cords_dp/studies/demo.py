@@ -17,10 +17,9 @@ from typing import Any
 import pandas as pd
 from dotmap import DotMap
 
-from cords_dp.config import config_for
-from cords_dp.report.plots import accuracy_curves
-from cords_dp.runs.run import run_experiment
-from cords_dp.training.log import console
+from cords_dp import config_for, run_experiment
+from cords_dp.runs.run import console
+from cords_dp.studies.figures import accuracy_curves
 
 _RUNS = 3  # of each strategy: with seeds that follow each other
 

@@ -21,19 +21,15 @@ from dotmap import DotMap
 from torch import nn
 from torch.utils.data import Dataset
 
+from cords_dp import PrivacyPlan, TrainClassifier
 from cords_dp.config import PrivacySettings, thawed_copy, to_plain
-from cords_dp.data.arrays import sequential_batches
 from cords_dp.data.published import DATASETS, dataset_name
-from cords_dp.data.sources.table.schema import Categorical
-from cords_dp.data.sources.table.store import TableDataset
 from cords_dp.errors import ConfigError
-from cords_dp.noise.primitives import pick_probabilities
-from cords_dp.planning import PrivacyPlan, build_plan
-from cords_dp.report.plots import gains_figure
+from cords_dp.extend import LastLayerGradients, Records, category_codes, pick_probabilities, sequential_batches
+from cords_dp.planning import build_plan
 from cords_dp.runs.jobs import RESULT, kept_files
 from cords_dp.selection import Exponential
-from cords_dp.selection.last_layer import LastLayerGradients, last_layer
-from cords_dp.training.trainer import TrainClassifier
+from cords_dp.studies.figures import gains_figure
 
 _UNIT_CLIPS = PrivacySettings(epsilon=1.0, selection_clip=1.0, validation_clip=1.0)  # gains are in units of their bound
 
@@ -111,7 +107,7 @@ def _exact_gains(trainer: TrainClassifier) -> np.ndarray:
     _, criterion = trainer.loss_function()
 
     def gradients(dataset: Dataset) -> LastLayerGradients:
-        return last_layer(model, criterion, dataset, linear_layer=True, device="cpu").gradients
+        return Records(dataset, model, criterion, "cpu").at(model.state_dict()).gradients
 
     v = gradients(data.validation).clipped_sum(1.0).float()
     return gradients(data.train).scores(v / v.norm(), 1.0).double().numpy()
@@ -140,14 +136,5 @@ def group_accuracies(model: nn.Module, dataset: Dataset, column: str) -> dict[st
     """The share of right predictions for each category of a column that occurs in the (public) test set."""
     model.eval()
     right = np.concatenate([(model(x).argmax(1) == y).numpy() for x, y in sequential_batches(dataset, _BATCH)])
-    codes, categories = _groups(dataset, column)
+    codes, categories = category_codes(dataset, column)
     return {name: float(right[codes == code].mean()) for code, name in enumerate(categories) if (codes == code).any()}
-
-
-def _groups(dataset: Any, column: str) -> tuple[np.ndarray, tuple[str, ...]]:
-    while not isinstance(dataset, TableDataset):
-        dataset = dataset.source  # whatever reads the table for the model
-    place = [coded.name for coded in dataset.encoding.coded].index(column)
-    known = dataset.encoding.coded[place]
-    assert isinstance(known, Categorical)
-    return dataset.stored["codes"][dataset.rows, place], known.categories

@@ -15,10 +15,8 @@ import torch
 from dotmap import DotMap
 from torch import nn
 
-from cords_dp.errors import CordsDPError
-from cords_dp.models.build import build_model, model_names
-from cords_dp.models.private import make_private_ready
-from cords_dp.training.gradients.choose import try_modes
+from cords_dp import CordsDPError
+from cords_dp.extend import build_model, make_private_ready, model_names, try_modes
 
 _IMAGES = ("cifar10", "mnist")
 _READERS, _VECTOR_LENGTH = ("LSTM", "LSTMClassifier"), 50  # models that read words
@@ -50,7 +48,7 @@ def _row(name: str) -> dict[str, Any]:
                 "LSTM → DPLSTM, frozen vectors" if name in _READERS else "BatchNorm → GroupNorm" if replaced else ""
             )
             return _cells(name, f"{'×'.join(map(str, x.shape[1:]))}", f"{weights:,}", changes, ", ".join(modes), "")
-        reasons.insert(0, next(problem for mode, problem in problems.items() if mode != "linear"))
+        reasons.insert(0, list(problems.values())[1])  # the first mode's says only that it is for linear heads
     return _cells(name, "", "", "", "", reasons[0])
 
 

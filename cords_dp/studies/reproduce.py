@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from cords_dp.report.plots import draw
 from cords_dp.report.tables import group_tables, paired_differences, paper_comparison, study_tables, to_markdown
 from cords_dp.runs.jobs import Job
 from cords_dp.runs.sweep import Backend, run_jobs
 from cords_dp.studies.catalogue import EXPERIMENTS, Choice, Experiment, experiment_jobs, gains_config
+from cords_dp.studies.figures import draw
 from cords_dp.studies.gains import gains_experiment
 from cords_dp.studies.paper import CLAIMS, imbalance_table, published_frontier
 

@@ -355,14 +355,10 @@ class PrivateSession(Session):
         refuse_mixing(self.model, self._made_up_batch()[0])
         scoring = copy.deepcopy(self.model)  # weights are loaded into it; training continues with the model itself
         assert self.run.learning_rate is not None
-
-        def records(dataset: Dataset) -> Records:
-            return Records(dataset, scoring, self.loss, self.run.device)
-
         context = SelectionContext(
             plan=plan,
-            training=records(data.train),
-            validation=records(data.validation) if plan.validation_is_read else None,
+            training=self.records(data.train, scoring),
+            validation=self.records(data.validation, scoring) if plan.validation_is_read else None,
             num_classes=data.num_classes,
             learning_rate=self.run.learning_rate,
             coins=coins,
@@ -371,6 +367,10 @@ class PrivateSession(Session):
         generators = {TRAINING_DATA: streams.numpy("selection"), VALIDATION_DATA: streams.numpy("validation")}
         folder = None if self.ledger.path is None else self.ledger.path.parent
         return Selections(context, ledger=self.ledger, generators=generators, folder=folder, world=self.world)
+
+    def records(self, dataset: Dataset, model: nn.Module) -> Records:
+        """Return records as a selector sees them, through a model of its own."""
+        return Records(dataset, model, self.loss, self.run.device)
 
     def _engine(self, model: nn.Module) -> PlainEngine | PrivateEngine:
         plan, privacy = self.plan, self.plan.privacy
@@ -442,17 +442,21 @@ class PrivateSession(Session):
 
     def batches(self, epoch: int) -> Iterator[Batch]:
         """Draw the batches of an epoch, from 1 on; it is charged when the first is asked for."""
-        plan, planned, trainset = self.plan, self.plan.shape.epochs[epoch - 1], self.data.train
+        plan, planned, held = self.plan, self.plan.shape.epochs[epoch - 1], len(self.data.train)  # type: ignore[arg-type]
         if not planned.steps:
             return
-        pool = Pool.everything(len(trainset)).as_own() if planned.pool == "all" else self.pool(epoch)  # type: ignore[arg-type]
+        pool = Pool.everything(held).as_own() if planned.pool == "all" else self.pool(epoch)
         rate, sigma = planned.rate, plan.sigma
         if plan.branches and planned.branched:
             pool, rate, sigma = self._branch(pool) if pool.levels is None else self._levels(pool)
         if isinstance(self.engine, PrivateEngine):
             self.engine.set_noise_multiplier(sigma)  # a branch before it may have left other noise behind
             self.steps.begin(plan, planned)
-        yield from poisson_batches(trainset, pool, rate=rate, steps=planned.steps, rng=self._coins)
+        yield from self.drawn(pool, rate=rate, steps=planned.steps)
+
+    def drawn(self, pool: Pool, *, rate: float, steps: int) -> Iterator[Batch]:
+        """Draw batches from a pool of D, by coins that nothing else uses."""
+        return poisson_batches(self.data.train, pool, rate=rate, steps=steps, rng=self._coins)
 
     def step(self, batch: Batch) -> None:
         """Take one of the steps that were charged, on a batch as it was drawn."""

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 from dotmap import DotMap
 
 from cords_dp.auditing import canary_run
 from cords_dp.auditing.findings import judge
-from cords_dp.auditing.null import nulled, without
 from cords_dp.cli import main
 from cords_dp.config import config_for
 from cords_dp.errors import ConfigError
-from cords_dp.selection import Pool
 from cords_dp.training import session as epochs
 from cords_dp.training.step import NoisySumOptimizer
 
@@ -68,16 +65,6 @@ def test_null_canaries_are_never_drawn_and_the_plan_does_not_know_them(tmp_path)
     assert run.drawn[:, run.included].any()
     assert run.plan.shape.n == 80
     assert run.projections.shape == (run.plan.shape.steps, 40)
-
-
-def test_without_keeps_weights_and_chances_and_nulling_leaves_no_trace():
-    pool = Pool(np.array([3, 1, 2]), weights=np.array([0.1, 0.2, 0.3]), chances=np.array([0.4, 0.5, 0.6]))
-    kept = without(pool, np.array([1]))
-    assert (kept.indices.tolist(), kept.weights.tolist(), kept.chances.tolist()) == ([3, 2], [0.1, 0.3], [0.4, 0.6])
-    before = epochs.poisson_batches
-    with nulled(canary_run.CanarySet(20).splits().train, np.array([0])):
-        assert epochs.poisson_batches is not before
-    assert epochs.poisson_batches is before
 
 
 def test_a_config_without_privacy_is_refused():

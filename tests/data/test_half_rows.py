@@ -8,7 +8,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cords_dp.data import half_rows
 from cords_dp.data.half_rows import HalfRows, sum_error
+
+
+@pytest.fixture(params=["compiled", "torch"])
+def version(request, monkeypatch):
+    """What follows holds for both versions; torch's serves where there is no numba."""
+    if request.param == "torch":
+        monkeypatch.setattr(half_rows, "njit", None)
 
 
 def _halves(n, d, seed=0, scale=1.0):
@@ -27,23 +35,23 @@ def test_products_and_sums_are_those_of_the_stored_numbers(n, d, classes, expone
     values = _halves(n, d, seed, 2.0**exponent).clamp(-65000, 65000)
     weight = torch.randn(classes, d, generator=torch.Generator().manual_seed(seed))
     rows = HalfRows(values)
-    products, lengths = rows.products(weight)
     exact = values.double() @ weight.double().T
     size = values.double().abs() @ weight.double().abs().T
-    assert bool(((products - exact).abs() <= 1e-4 * size + 1e-30).all())
     true = values.double().norm(dim=1)
-    assert bool((lengths >= true).all()), "a length that is understated is a record that is clipped too little"
-    assert bool((lengths <= true * (1 + 3e-5)).all())
+    for products, lengths in (rows.products(weight), rows.products_by_torch(weight)):
+        assert bool(((products - exact).abs() <= 1e-4 * size + 1e-30).all())
+        assert bool((lengths >= true).all()), "a length that is understated is a record that is clipped too little"
+        assert bool((lengths <= true * (1 + 3e-5)).all())
     for dtype in (torch.float32, torch.float64):
         factors = torch.randn(n, classes, generator=torch.Generator().manual_seed(seed), dtype=dtype)
-        got = rows.weighted_sum(factors)
-        assert got.dtype == torch.float64
         room = 1e-14 * (factors.double().abs().T @ values.double().abs()) + 1e-30
-        assert bool(((got - factors.double().T @ values.double()).abs() <= room).all())
+        for got in (rows.weighted_sum(factors), rows.weighted_sum_by_torch(factors)):
+            assert got.dtype == torch.float64
+            assert bool(((got - factors.double().T @ values.double()).abs() <= room).all())
 
 
 @pytest.mark.parametrize("classes", [1, 5, 7, 10])
-def test_the_sum_of_many_rows_is_exact_to_float64(classes):
+def test_the_sum_of_many_rows_is_exact_to_float64(classes, version):
     """All of one sign: a sum in float32 would lose more with every row."""
     values = _halves(5003, 600).abs()
     factors = torch.rand(5003, classes, generator=torch.Generator().manual_seed(3))
@@ -54,7 +62,7 @@ def test_the_sum_of_many_rows_is_exact_to_float64(classes):
     assert bool(((plain - factors.double().sum(dim=0)).abs() <= 1e-12 * plain).all())
 
 
-def test_every_half_precision_number_is_read_right():
+def test_every_half_precision_number_is_read_right(version):
     bits = np.arange(1 << 16, dtype=np.uint16)
     values = torch.from_numpy(bits.view(np.float16))[:, None]
     products, lengths = HalfRows(values).products(torch.ones(1, 1))
@@ -64,7 +72,7 @@ def test_every_half_precision_number_is_read_right():
     assert bool(torch.isinf(lengths[~finite]).all())
 
 
-def test_rows_are_picked_and_large_ones_are_not_taken_for_infinite():
+def test_rows_are_picked_and_large_ones_are_not_taken_for_infinite(version):
     values = _halves(6, 700)
     values[2, 600] = torch.inf
     values[4] = 60000.0  # finite, though the sum of squares is past any half-precision number
@@ -96,3 +104,13 @@ def test_many_rows_are_shared_among_threads():
 def test_other_precisions_are_refused():
     with pytest.raises(TypeError):
         HalfRows(torch.zeros(2, 2))
+
+
+def test_rows_that_are_not_finite_and_weigh_nothing_add_nothing(version):
+    values = _halves(5, 40)
+    values[3, 7] = torch.nan
+    values[1, 0] = torch.inf
+    factors = torch.ones(5, 2)
+    factors[[1, 3]] = 0.0
+    expected = values[[0, 2, 4]].double().sum(dim=0)
+    torch.testing.assert_close(HalfRows(values).weighted_sum(factors), expected.expand(2, -1))

@@ -1,6 +1,9 @@
-"""Compiled scattering gives kymatio's numbers; transforms in lanes give numpy's."""
+"""Compiled and plain scattering give kymatio's numbers; transforms in lanes give numpy's."""
 
 from __future__ import annotations
+
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ from hypothesis import strategies as st
 
 from cords_dp.models.fast_scattering import fast_scattering
 from cords_dp.models.lane_fft import factors, plane
+from cords_dp.models.scattering import plain_scattering
 
 
 @pytest.mark.parametrize("size", [(6, 20, 16), (9, 8, 16)])
@@ -34,13 +38,13 @@ def test_factors_multiply_to_the_length(length):
         assert set(found) <= {2, 3, 4, 5}
 
 
-def test_compiled_scattering_is_kymatios():
+@pytest.mark.parametrize("version", [fast_scattering, lambda *shape: plain_scattering(*shape, "cpu")])
+def test_both_versions_are_kymatios(version):
     from kymatio.torch import Scattering2D
 
     shape = (8, 12)  # not square: heights and widths must not be mixed up
     images = torch.randn(3, 3, *shape, generator=torch.Generator().manual_seed(0))  # nine maps: an odd one is left
-    function = fast_scattering(*shape)
-    assert function is not None
+    function = version(*shape)
     torch.testing.assert_close(
         function(images), Scattering2D(J=2, shape=shape)(images.contiguous()), atol=1e-5, rtol=1e-5
     )
@@ -51,5 +55,30 @@ def test_compiled_scattering_is_kymatios():
     assert bool(torch.isfinite(got[1, :2]).all())
 
 
-def test_sizes_without_small_factors_are_left_to_kymatio():
+def test_compiled_scattering_is_the_plain_one():
+    images = torch.rand(5, 1, 28, 28, generator=torch.Generator().manual_seed(1))
+    function = fast_scattering(28, 28)
+    assert function is not None
+    torch.testing.assert_close(function(images), plain_scattering(28, 28, "cpu")(images), atol=1e-6, rtol=1e-5)
+
+
+def test_plain_torch_serves_where_there_is_no_compiler(tmp_path):
+    code = (
+        "import sys; sys.modules['numba'] = None\n"
+        "import torch; from cords_dp.models.scattering import compile_scattering, scattering_maps\n"
+        "compile_scattering(8, 12)\n"
+        "assert scattering_maps(torch.rand(2, 3, 8, 12), (3, 8, 12)).shape == (2, 243, 2, 3)\n"
+        "from cords_dp.data.half_rows import HalfRows\n"
+        "values = torch.randn(6, 9).half(); rows = HalfRows(values)\n"
+        "assert torch.equal(rows.gathered(), values)\n"
+        "products, lengths = rows.products(torch.ones(2, 9))\n"
+        "assert torch.allclose(products[:, 0], values.float().sum(1), atol=1e-5)\n"
+        "assert rows.weighted_sum(torch.ones(6, 2)).shape == (2, 9)\n"
+        "from cords_dp.models.dead_leaves import dead_leaves\n"
+        "assert dead_leaves(1, (1, 8, 8), seed=0).isfinite().all()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_sizes_without_small_factors_are_left_to_torch():
     assert fast_scattering(96, 96) is None  # padded to 104 = 8 · 13

@@ -41,7 +41,7 @@ MECHANISM, BAD_DATA = "planning/test_mechanism.py::", "faults/test_bad_data.py::
 ACCOUNT, ACCOUNTS = "accounting/test_account.py::", "training/test_accounts.py::"
 KILLERS, REPLAY = "mutants/test_killers.py::", "replay/test_replay.py::"
 PLAN, LEDGER, JOURNAL = "planning/test_plan.py::", "accounting/test_ledger.py::", "accounting/test_journal.py::"
-LABELS = "selection/test_labels.py::"
+LABELS, NULL = "selection/test_labels.py::", "auditing/test_null.py::"
 MATCH, THRESHOLD = "selection/test_match.py::", "selection/test_threshold.py::"
 GLISTER, PICKS = "selection/test_exponential.py::", "noise/test_exponential.py::"
 REPEAT, TUNING = "accounting/test_repeat.py::", "tuning/test_plan.py::"
@@ -733,6 +733,16 @@ _SELECTION = [
         ("counted = np.isfinite(scores)", "counted = np.ones(len(scores), dtype=bool)"),
         QUANTILE + "test_mutant_null_record_with_a_cell_is_caught",
         REPLAY + "test_a_null_record_adds_nothing_to_tail_counts",
+    ),
+    _mutant(
+        "null-record-scores", "a score is computed where there is no record",
+        ("    return keep_rows(scores, gradients.present)", "    return scores"),
+        NULL + "test_a_null_record_has_neither_gradient_nor_prediction_nor_class_nor_cell",
+    ),
+    _mutant(
+        "match-null-has-a-gradient", "match sums a gradient of the label alone for a record that is not there",
+        ("    a = inputs[:, :1] * a", "    a = 1.0 * a"),
+        NULL + "test_a_null_record_has_neither_gradient_nor_prediction_nor_class_nor_cell",
     ),
     _mutant(
         "match-not-normalised", "what match sums up is not brought to length 1",

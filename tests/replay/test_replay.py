@@ -17,11 +17,12 @@ import torch
 from builders import data_of
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from replay.recording import Case, Frozen, Tape, run
+from replay.recording import Case, Frozen, run
 from steps import LinearNet, recording_engine
 from torch import nn
 
-from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, ExponentialPicks, GumbelFreeze
+from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, ExponentialPicks, GumbelFreeze, Ledger
+from cords_dp.auditing.transcripts import Transcript
 from cords_dp.config import PrivacySettings, SubsetSettings
 from cords_dp.config.settings import GRADIENT_MODES
 from cords_dp.planning import PrivacyPlan, Shape, Sizes, registered_mechanisms
@@ -149,14 +150,14 @@ def test_what_is_released_on_d_moves_by_at_most_its_sensitivity(mechanism, data,
     here = run(case)
     there = run(case, null=record, script=here)
     frozen = is_frozen(case.plan)
-    for one, other in zip(here.asked, there.asked, strict=True):
-        moved = one.value - other.value
+    for one, other in zip(here.queries, there.queries, strict=True):
+        moved = one.values - other.values
         if one.kind == "picks":
             assert np.abs(moved).max() <= one.limit
             assert not frozen or np.count_nonzero(moved) <= 1
-            for scores in (one.value, other.value):
+            for scores in (one.values, other.values):
                 assert np.abs(scores).max(initial=0.0) <= one.limit
-        elif one.dataset == TRAINING_DATA:
+        elif one.release.dataset == TRAINING_DATA:
             assert np.linalg.norm(moved) <= one.limit
         else:  # V is read where released values say, unless v moves along picks and stays inside the mechanism
             assert not frozen or not moved.any()
@@ -170,9 +171,9 @@ def test_what_is_released_on_v_moves_by_at_most_its_sensitivity(mechanism, data,
     case = data.draw(cases(mechanism, private_v=True))
     here = run(case)
     there = run(case, null=record, null_in=VALIDATION_DATA, script=here)
-    for one, other in zip(here.asked, there.asked, strict=True):
-        moved = np.linalg.norm(one.value - other.value)
-        assert moved <= (one.limit if one.dataset == VALIDATION_DATA else 0.0)
+    for one, other in zip(here.queries, there.queries, strict=True):
+        moved = np.linalg.norm(one.values - other.values)
+        assert moved <= (one.limit if one.release.dataset == VALIDATION_DATA else 0.0)
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
@@ -206,10 +207,10 @@ def test_a_record_that_is_not_finite_changes_neither_flow_nor_the_others(mechani
     there = run(Case(case.plan, train, case.validation, case.classes, case.hidden, case.seed, case.loudness))
     null = run(case, null=record, script=there)
     assert run(case).flow == there.flow
-    for one, other in zip(there.asked, null.asked, strict=True):
-        assert np.isfinite(one.value).all() or one.kind == "picks"
-        if one.kind == "gaussian" and one.dataset == TRAINING_DATA:
-            assert np.linalg.norm(one.value - other.value) <= one.limit
+    for one, other in zip(there.queries, null.queries, strict=True):
+        assert np.isfinite(one.values).all() or one.kind == "picks"
+        if one.kind == "sum" and one.release.dataset == TRAINING_DATA:
+            assert np.linalg.norm(one.values - other.values) <= one.limit
 
 
 @given(scores=st.lists(st.floats(-1, 1), min_size=1, max_size=12), record=st.integers(0, 11), classes=st.integers(1, 3))
@@ -229,13 +230,21 @@ def test_a_null_record_adds_nothing_to_tail_counts(scores, record, classes):
     assert 0 < np.linalg.norm(full - alone) <= limit * (1 + 1e-12)
 
 
-def test_the_tape_finds_what_it_is_for():
-    """The recorder itself: a draw more, another shape, another order and another scale are all seen."""
-    tape = Tape()
-    rng = Frozen(tape, TRAINING_DATA, 1.0)
-    assert np.array_equal(rng.standard_normal((3,)), Frozen(Tape(), TRAINING_DATA, 1.0).standard_normal((3,)))
-    assert not np.array_equal(rng.standard_normal((3,)), Frozen(Tape(), TRAINING_DATA, 1.0).standard_normal((3,)))
-    assert tape.flow == [("noise", "D", "normal", (3,))] * 2
+def test_the_recorder_finds_what_it_is_for():
+    """A draw more, another shape, another order and another dataset are all seen."""
+
+    def notes(*draws):
+        transcript = Transcript(Ledger())
+        generators = {side: Frozen(transcript, side, 1.0) for side in (TRAINING_DATA, VALIDATION_DATA)}
+        return [generators[side].standard_normal(shape) for side, shape in draws], transcript.flow
+
+    numbers, flow = notes((TRAINING_DATA, (3,)), (TRAINING_DATA, (3,)))
+    assert np.array_equal(numbers[0], notes((TRAINING_DATA, (3,)))[0][0])
+    assert not np.array_equal(*numbers)
+    assert flow == [("noise", "D", "normal", (3,))] * 2
+    others = [[(TRAINING_DATA, (3,))], [(TRAINING_DATA, (3,)), (TRAINING_DATA, (2,))],
+              [(VALIDATION_DATA, (3,)), (TRAINING_DATA, (3,))]]  # fmt: skip
+    assert all(notes(*draws)[1] != flow for draws in others)
 
 
 # --- steps -----------------------------------------------------------------------------------------------------------

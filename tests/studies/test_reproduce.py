@@ -16,7 +16,6 @@ from dotmap import DotMap
 from cords_dp.cli import main
 from cords_dp.errors import ConfigError, ResultsError
 from cords_dp.report.page import write_page
-from cords_dp.report.plots import draw
 from cords_dp.report.tables import (
     accuracy_tables,
     aligned,
@@ -27,6 +26,7 @@ from cords_dp.report.tables import (
     to_markdown,
 )
 from cords_dp.studies.catalogue import EXPERIMENTS, METHODS, PRESETS, Choice, experiment_jobs
+from cords_dp.studies.figures import draw
 from cords_dp.studies.paper import FRACTIONS, imbalance_table, published_frontier
 from cords_dp.training.resolve import resolve
 

@@ -17,8 +17,14 @@ from torch.nn import functional as F
 
 from cords_dp.errors import MechanismError, UnsupportedModelError
 from cords_dp.training.gradients import contributions
-from cords_dp.training.gradients.bookkeeping import recorded
-from cords_dp.training.gradients.choose import try_modes
+from cords_dp.training.gradients.bookkeeping import (
+    Bookkeeping,
+    recorded,
+    register_layer_rule,
+    unregister_layer_rule,
+)
+from cords_dp.training.gradients.choose import choose_mode, try_modes
+from cords_dp.training.gradients.mode import Clipping, Piece
 from cords_dp.training.step import PrivateEngine, Views
 
 CLASSES = 3
@@ -516,3 +522,101 @@ def test_every_weight_moves():
     before = flat(model)
     engine_for(model, "bookkeeping", sigma=1.0).step(x, y, torch.ones(len(y)))
     assert bool((flat(model) != before).all())
+
+
+# --- layers of users' own --------------------------------------------------------------------------------------------
+
+
+class Bent(nn.Module):
+    """x · scale + bias · x², with weights that none of torch's functions takes; positions are summed by the rule."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.scale, self.bend = nn.Parameter(torch.rand(width) + 0.5), nn.Parameter(torch.rand(width) - 0.5)
+
+    def forward(self, x):
+        return x * self.scale + self.bend * x.square()
+
+
+def bent_rule(layer, x, g):
+    return {"scale": (x * g).sum(0), "bend": (x.square() * g).sum(0)}
+
+
+class BentNet(nn.Module):
+    def __init__(self, shared=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner, self.first, self.last = nn.Linear(4, 6), Bent(6), nn.Linear(6, 3)
+        self.second = self.first if shared else Bent(6)
+
+    def forward(self, x):
+        h = torch.tanh(self.first(self.inner(x.unflatten(1, (2, 4)))))
+        return self.last(self.second(h).mean(dim=1))
+
+
+@pytest.fixture
+def bent():
+    register_layer_rule(Bent, bent_rule)
+    yield
+    unregister_layer_rule(Bent)
+
+
+def made_up_pairs():
+    return torch.randn(5, 8, generator=torch.Generator().manual_seed(1)), torch.arange(5) % 3
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("views", [1, 5])
+def test_a_users_layer_is_recorded_by_its_rule(bent, shared, views):
+    model, (x, y) = BentNet(shared).double(), made_up_pairs()
+    x, parameters, records = x.double(), list(model.parameters()), 5 // views
+    parts = recorded(model, parameters, lambda m: CE(m(x), y), records=records, views=views)
+    for row in range(records):
+        mine = slice(row * views, (row + 1) * views)
+        exact = torch.autograd.grad(CE(model(x[mine]), y[mine]).mean(), parameters)
+        only = torch.eye(records, dtype=torch.float64)[row]
+        for part, expected in zip(parts, exact, strict=True):
+            torch.testing.assert_close(part.clipped_sum(only, None).view_as(expected), expected)
+
+
+def test_auto_takes_bookkeeping_for_a_users_layer_and_refuses_it_without_the_rule(bent):
+    model, batch = BentNet(), made_up_pairs()
+    assert choose_mode(model, *batch, CE, ["bookkeeping"]).name == "bookkeeping"
+    unregister_layer_rule(Bent)
+    with pytest.raises(UnsupportedModelError, match="not written down"):
+        choose_mode(model, *batch, CE, ["bookkeeping"])
+
+
+@pytest.mark.parametrize(
+    ("rule", "match"),
+    [
+        (lambda layer, x, g: {"scale": (x * g).sum(0), "bend": (x * g).sum(0)}, "wrong gradients"),
+        (lambda layer, x, g: {"scale": (x * g).sum(0)}, "leaves out weights"),
+        (lambda layer, x, g: {"scale": x * g, "bend": x * g}, "another shape"),
+    ],
+)
+def test_a_wrong_rule_is_refused(bent, rule, match):
+    register_layer_rule(Bent, rule, force=True)
+    with pytest.raises(UnsupportedModelError, match=match):
+        choose_mode(BentNet(), *made_up_pairs(), CE, ["bookkeeping"])
+
+
+def test_a_rule_cannot_lift_a_record_above_the_clip_norm_or_see_two_records(bent):
+    register_layer_rule(Bent, lambda layer, x, g: {"scale": 1e6 + x.sum(0), "bend": -1e6 * x.sum(0)}, force=True)
+    model, (x, y) = BentNet(), made_up_pairs()
+    parameters = list(model.parameters())
+    for row in range(5):
+        piece = Piece(x[row : row + 1], y[row : row + 1], torch.ones(1))
+        sums = Bookkeeping().clipped_sums(model, parameters, CE, piece, Clipping(0.5, slack=1e-6))
+        assert torch.cat([s.flatten() for s in sums]).norm() <= 0.5
+    shapes = []
+    register_layer_rule(Bent, lambda layer, x, g: shapes.append(x.shape) or bent_rule(layer, x, g), force=True)
+    recorded(model, parameters, lambda m: CE(m(x), y), records=5, views=1)
+    assert set(shapes) == {(2, 6)}  # no dimension of the batch
+
+
+def test_layer_rules_are_registered_once_and_for_layers(bent):
+    with pytest.raises(MechanismError, match="already"):
+        register_layer_rule(Bent, bent_rule)
+    with pytest.raises(MechanismError, match="class of layers"):
+        register_layer_rule(Bent(3), bent_rule)

@@ -21,8 +21,11 @@ from steps import (
 from torch import nn
 from torch.nn import functional as F
 
+from cords_dp.config import PrivacySettings
 from cords_dp.config.settings import GRADIENT_MODES as MODES
-from cords_dp.errors import UnsupportedModelError
+from cords_dp.config.values import check_keys, keys_of
+from cords_dp.errors import ConfigError, UnsupportedModelError
+from cords_dp.extend import GradientMode, register_gradient_mode, unregister_gradient_mode
 from cords_dp.training.gradients.choose import Probe, choose_mode, refuse_mixing, try_modes
 
 # --- models made to be got wrong ------------------------------------------------------------------------------------
@@ -489,3 +492,35 @@ def test_a_mode_that_gives_wrong_gradients_is_refused():
 def test_sequences_get_another_mode_than_ghost():
     x, y = torch.randn(2, 5, 4), torch.tensor([0, 1])
     assert choose_mode(SequenceNet(), x, y, CE).name != "ghost"
+
+
+def test_a_mode_of_the_users_own_is_named_in_a_config_tried_and_trained_with():
+    class OneByOne(GradientMode):
+        """Autograd for each record by itself."""
+
+        name = "one_by_one"
+        rank = 9
+
+        def clipped_sums(self, model, parameters, criterion, piece, clipping):
+            sums = [torch.zeros_like(p, dtype=torch.float64) for p in parameters]
+            for i in range(piece.records):
+                losses = criterion(model(piece.x[i : i + 1]), piece.y[i : i + 1])
+                gradients = torch.autograd.grad(losses.sum(), parameters)
+                norm = torch.linalg.vector_norm(torch.stack([g.double().norm() for g in gradients]))
+                (factor,) = clipping.factors(norm[None], piece.weights[i : i + 1], parameters[0].dtype)
+                for total, gradient in zip(sums, gradients, strict=True):
+                    total += (factor * gradient).double()
+            return sums
+
+    def check():
+        check_keys("privacy", {"grad_sample_mode": "one_by_one"}, keys_of(PrivacySettings))
+
+    with pytest.raises(ConfigError, match="grad_sample_mode"):
+        check()
+    register_gradient_mode(OneByOne())
+    try:
+        check()
+        x = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+        assert choose_mode(small_net(), x, torch.arange(4) % 3, CE, ["one_by_one"]).name == "one_by_one"
+    finally:
+        unregister_gradient_mode("one_by_one")

@@ -3,7 +3,13 @@
 from cords_dp.training.gradients.bookkeeping import Bookkeeping
 from cords_dp.training.gradients.choose import choose_mode, refuse_mixing
 from cords_dp.training.gradients.linear import LinearHeads
-from cords_dp.training.gradients.mode import GradientMode, gradient_mode, gradient_modes, register_gradient_mode
+from cords_dp.training.gradients.mode import (
+    GradientMode,
+    gradient_mode,
+    gradient_modes,
+    register_gradient_mode,
+    unregister_gradient_mode,
+)
 from cords_dp.training.gradients.opacus import ExpandedWeights, Functorch, GhostClipping, Hooks
 
 __all__ = [
@@ -19,6 +25,7 @@ __all__ = [
     "gradient_modes",
     "refuse_mixing",
     "register_gradient_mode",
+    "unregister_gradient_mode",
 ]
 
 for _mode in (LinearHeads(), Bookkeeping(), Hooks(), ExpandedWeights(), Functorch(), GhostClipping()):

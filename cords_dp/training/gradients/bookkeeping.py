@@ -2,25 +2,27 @@
 
 While the model runs, each use of a trainable weight by ``linear``, ``conv1d``, ``conv2d``, ``group_norm``,
 ``layer_norm``, ``instance_norm`` or ``embedding`` is replaced by one that computes the same and, in the backward pass,
-passes on the gradient of its input and writes down what its weight's gradient is made of (`pairs`). Autograd computes
-no weight's gradient. Uses are found by the weight, not by the layer, so a weight that is used twice, in layers that
-share it or in steps of a recurrent net, has all its uses added up before they are measured.
+passes on the gradient of its input and writes down what its weight's gradient is made of (`contributions`). A layer
+of the user's own is recorded by the rule that was registered for it (`register_layer_rule`). Autograd computes no
+weight's gradient. Uses are found by the weight, not by the layer, so a weight that is used twice, in layers that share
+it or in steps of a recurrent net, has all its uses added up before they are measured.
 
 Formal guarantee
 ----------------
 What is summed is what was measured: the sum is formed from the numbers that were written down, and from nothing else
-(`pairs` has the bound and its proof). Autograd cannot add to it. A weight that is used in any other way is a leaf of
-the losses' graph, and every step looks for such leaves and stops. Inputs that change between both passes are noticed by
-autograd's own check. As in every mode, record i is what enters and leaves layers in row i: a model that mixes rows is
-refused by `choose`, and layers that are given another number of rows than there are records stop the step.
+(`contributions` has the bound and its proof). Autograd cannot add to it. A weight that is used in any other way is a
+leaf of the losses' graph, and every step looks for such leaves and stops. Inputs that change between both passes are
+noticed by autograd's own check. As in every mode, record i is what enters and leaves layers in row i: a model that
+mixes rows is refused by `choose`, and layers that are given another number of rows than there are records stop the
+step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from opacus.layers import DPLSTM
@@ -30,7 +32,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from cords_dp.errors import UnsupportedModelError
+from cords_dp.errors import MechanismError, UnsupportedModelError
 from cords_dp.training.gradients.contributions import (
     SUM_SLACK,
     Geometry,
@@ -84,6 +86,7 @@ class Book:
         self._expected = dict.fromkeys(parameters, 0)
         self._uses: dict[nn.Parameter, list[Use]] = {p: [] for p in parameters}
         self._open = False
+        self.outer: list[Tensor] = []  # the inputs of layers with a rule that are computing now
 
     def holds(self, weight: Any) -> bool:
         return isinstance(weight, nn.Parameter) and weight in self._parameters
@@ -134,7 +137,7 @@ def recorded(
     """Return each weight's part of the records' gradients: the mean over a record's views of ``losses_of(model)``."""
     refuse_short_products(parameters[0].device.type)
     book = Book(parameters, records, views, parameters[0].device)
-    with _fast_recurrences(model, book), _Replaced(book):
+    with _ruled_layers(model, book), _fast_recurrences(model, book), _Replaced(book):
         losses = losses_of(model)
     return book.record(losses / views)
 
@@ -147,7 +150,7 @@ class _Replaced(TorchFunctionMode):
         self._book = book
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _LAYERS and torch.is_grad_enabled():
+        if func in _LAYERS and torch.is_grad_enabled() and not self._book.outer:  # a layer with a rule has only that
             layer = _LAYERS[func](self._book, *args, **(kwargs or {}))
             if layer is not None:
                 return layer()
@@ -251,6 +254,110 @@ class _Recorded(torch.autograd.Function):
         passed = ctx.layer.backward(g, x, kept) if ctx.needs_input_grad[0] else None
         ctx.layer.write(g, x, kept)
         return passed, None, None
+
+
+# --- layers of users' own ---------------------------------------------------------------------------------------------
+
+# (the layer, one record's input, the gradient of its loss at the layer's output) → its gradient of each weight, by name
+LayerRule = Callable[[nn.Module, Tensor, Tensor], Mapping[str, Tensor]]
+_RULES: dict[type[nn.Module], LayerRule] = {}
+
+
+def register_layer_rule(
+    kind: type[nn.Module], rule: LayerRule | None = None, *, force: bool = False
+) -> Callable[[LayerRule], LayerRule] | LayerRule:
+    """Let book-keeping train layers of this class, which use their weights in a way of their own.
+
+    ``rule(layer, x, g)`` returns one record's gradient of each weight of the layer, by the weight's name: ``x`` is the
+    record's input of the layer, ``g`` the gradient of its loss at the layer's output, both without the dimension of the
+    batch. It is mapped over the records, so it cannot see two. May stand above a function as a decorator.
+
+    Formal guarantee: what the rule returns is measured, clipped and summed as it is, so a wrong rule cannot lift a
+    record's part of a step above the clip norm. It is tried against autograd before a run, and refused if it is wrong.
+    """
+    if rule is None:
+        return lambda given: register_layer_rule(kind, given, force=force)  # type: ignore[return-value]
+    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+        raise MechanismError("a layer rule is for a class of layers, a subclass of torch.nn.Module")
+    if kind in _RULES and not force:
+        raise MechanismError(f"there is a layer rule for {kind.__name__} already; pass force=True to replace it")
+    _RULES[kind] = rule
+    return rule
+
+
+def unregister_layer_rule(kind: type[nn.Module]) -> None:
+    """Forget a layer rule, for instance after a test."""
+    _RULES.pop(kind, None)
+
+
+@contextmanager
+def _ruled_layers(model: nn.Module, book: Book) -> Iterator[None]:
+    """Record the calls of layers that have a rule, by torch's hooks around a call.
+
+    Such a layer computes on a copy of its input that autograd begins at, so that the losses' graph has none of its
+    weights; its output then enters that graph as a recorded use.
+    """
+
+    def before(layer: nn.Module, inputs: tuple[Any, ...]) -> tuple[Tensor]:
+        if len(inputs) != 1 or not isinstance(inputs[0], Tensor):
+            raise UnsupportedModelError(f"{type(layer).__name__}: a layer rule is for layers of one input")
+        book.outer.append(inputs[0])
+        own = inputs[0].detach()
+        return (own.requires_grad_() if own.is_floating_point() else own,)
+
+    def after(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> Tensor:
+        x = book.outer.pop()
+        if not isinstance(output, Tensor):
+            raise UnsupportedModelError(f"{type(layer).__name__}: a layer rule is for layers of one output")
+        book.expect(x, layer.parameters())
+        return _Ruled.apply(x, book.token, book, layer, (inputs[0], output))
+
+    ruled = [layer for layer in model.modules() if type(layer) in _RULES]
+    handles = [layer.register_forward_pre_hook(before) for layer in ruled]
+    handles += [layer.register_forward_hook(after) for layer in ruled]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _Ruled(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, token: Tensor, book: Book, layer: nn.Module, computed: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        """``computed``: the layer's own input and output. In a tuple, autograd does not follow them."""
+        ctx.book, ctx.layer, ctx.computed = book, layer, computed
+        ctx.save_for_backward(x)
+        return computed[1].detach().clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        (x,) = ctx.saved_tensors  # notices inputs that were written over
+        own, output = ctx.computed
+        passed = torch.autograd.grad(output, own, g)[0] if ctx.needs_input_grad[0] else None
+        ctx.computed = None
+        _write_by_rule(ctx.book, ctx.layer, x.detach(), g)
+        return passed, None, None, None, None
+
+
+def _write_by_rule(book: Book, layer: nn.Module, x: Tensor, g: Tensor) -> None:
+    rule, kind = _RULES[type(layer)], type(layer).__name__
+    found = torch.vmap(partial(rule, layer))(x, g)
+    weights = {name: weight for name, weight in layer.named_parameters() if book.holds(weight)}
+    if missing := set(weights) - set(found):
+        raise UnsupportedModelError(f"the layer rule for {kind} leaves out weights: {sorted(missing)}")
+    for name, weight in weights.items():
+        rows = found[name].detach()
+        if rows.shape[1:] != weight.shape:
+            raise UnsupportedModelError(f"the layer rule for {kind} gives {name} another shape than the weight has")
+        per_record = rows.to(weight.dtype).unflatten(0, (book.records, -1)).sum(dim=1)
+        book.write(weight, lambda rows=per_record: GradientRows(rows))  # type: ignore[misc]
+
+
+# --- torch's layers ---------------------------------------------------------------------------------------------------
 
 
 class _Linear(_Layer):
@@ -361,11 +468,27 @@ class _Embedding(_Layer):
 
 # --- torch's functions, with their own names of arguments -----------------------------------------------------------
 
+# None: left to autograd, which must then find no weight of the book
+_LAYERS: dict[Any, Callable[..., Callable[[], Tensor] | None]] = {}
+_Use = TypeVar("_Use", bound=Callable[..., Callable[[], Tensor] | None])
 
+
+def _layer_of(function: Any) -> Callable[[_Use], _Use]:
+    """Let what follows record the uses of weights by a function of torch's."""
+
+    def register(layer: _Use) -> _Use:
+        _LAYERS[function] = layer
+        return layer
+
+    return register
+
+
+@_layer_of(F.linear)
 def _linear(book: Book, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> _Layer | None:
     return _Linear(book, input, weight, bias) if _Layer.fits(book, weight, bias) and weight.dim() == 2 else None
 
 
+@_layer_of(F.conv2d)
 def _conv(
     book: Book,
     input: Tensor,
@@ -407,6 +530,7 @@ class _Flat:
         return self._layer().squeeze(2)
 
 
+@_layer_of(F.conv1d)
 def _conv1d(
     book: Book,
     input: Tensor,
@@ -425,6 +549,7 @@ def _conv1d(
     return None if layer is None else _Flat(layer)
 
 
+@_layer_of(F.group_norm)
 def _group_norm(
     book: Book,
     input: Tensor,
@@ -438,6 +563,7 @@ def _group_norm(
     return _GroupNorm(book, input, weight, bias, num_groups, eps)
 
 
+@_layer_of(F.instance_norm)
 def _instance_norm(
     book: Book,
     input: Tensor,
@@ -455,6 +581,7 @@ def _instance_norm(
     return _group_norm(book, input, input.shape[1], weight, bias, eps)
 
 
+@_layer_of(F.layer_norm)
 def _layer_norm(
     book: Book,
     input: Tensor,
@@ -468,6 +595,7 @@ def _layer_norm(
     return _LayerNorm(book, input, weight, bias, normalized_shape, eps)
 
 
+@_layer_of(F.embedding)
 def _embedding(
     book: Book,
     input: Tensor,
@@ -481,14 +609,3 @@ def _embedding(
     if max_norm is not None or scale_grad_by_freq or sparse or not _Layer.fits(book, weight):
         return None
     return _Embedding(book, input, weight, padding_idx)
-
-
-_LAYERS: dict[Any, Callable[..., Callable[[], Tensor] | None]] = {
-    F.linear: _linear,
-    F.conv1d: _conv1d,
-    F.conv2d: _conv,
-    F.group_norm: _group_norm,
-    F.instance_norm: _instance_norm,
-    F.layer_norm: _layer_norm,
-    F.embedding: _embedding,
-}

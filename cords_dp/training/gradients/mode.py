@@ -14,6 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from cords_dp.config.settings import GRADIENT_MODES
 from cords_dp.errors import MechanismError, UnsupportedModelError
 from cords_dp.noise.clipping import clip_factors, rounded_down
 
@@ -102,7 +103,15 @@ def register_gradient_mode(mode: GradientMode, *, force: bool = False) -> Gradie
     if mode.name in _MODES and not force:
         raise MechanismError(f"there is a gradient mode {mode.name!r} already; pass force=True to replace it")
     _MODES[mode.name] = mode
+    if mode.name not in GRADIENT_MODES:
+        GRADIENT_MODES.append(mode.name)
     return mode
+
+
+def unregister_gradient_mode(name: str) -> None:
+    """Forget a mode, for instance after a test."""
+    _MODES.pop(name, None)
+    GRADIENT_MODES.remove(name)
 
 
 def gradient_modes() -> tuple[GradientMode, ...]:

@@ -12,19 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from cords_dp.data.sources.table.schema import Categorical, Column, Numeric, Schema
-from cords_dp.extras import on_first_use
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-else:
-    pa = on_first_use("pyarrow", extra="table", what="a table")
-    pc = on_first_use("pyarrow.compute", extra="table", what="a table")
 
 NO_CLASS = -100  # torch's cross-entropy leaves such a record out
 NORM = 1.0

@@ -16,25 +16,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pa_parquet
 
 from cords_dp.data.sources.table.csv_lines import SEPARATOR, Record, clean_blocks, count_lines, quoted_records
 from cords_dp.errors import DatasetUnavailableError
-from cords_dp.extras import need, on_first_use
 
 if TYPE_CHECKING:
     import pandas as pd
-    import pyarrow as pa
-    import pyarrow.compute as pc
-    import pyarrow.csv as pa_csv
-    import pyarrow.parquet as pa_parquet
 
-    Chunk = Mapping[str, pa.Array]
-else:
-    pa = on_first_use("pyarrow", extra="table", what="a table")
-    pc = on_first_use("pyarrow.compute", extra="table", what="a table")
-    pa_csv = on_first_use("pyarrow.csv", extra="table", what="a table")
-    pa_parquet = on_first_use("pyarrow.parquet", extra="table", what="a table")
-
+Chunk = Mapping[str, pa.Array]
 CSV_SUFFIXES = (".csv", ".tsv", ".txt", ".data")
 SUFFIXES = (*CSV_SUFFIXES, ".parquet", ".npz")
 _ROWS = 1 << 16
@@ -72,7 +65,6 @@ def open_table(
 ) -> TableFile:
     """The table in a file, of which the header is read. ``target``: what ``y`` of an .npz file is called. ``quoted``:
     read a CSV file by RFC 4180, with line breaks in quotation marks, as its owner may and a run must not."""
-    need("pyarrow", extra="table", what="a table")  # before a record is read
     if path.suffix == ".parquet":
         return _Parquet(path)
     if path.suffix == ".npz":
@@ -83,7 +75,6 @@ def open_table(
 
 def open_frame(frame: pd.DataFrame) -> TableFile:
     """Return a pandas table as one that was read from a file."""
-    need("pyarrow", extra="table", what="a table")
     return _Frame(frame)
 
 

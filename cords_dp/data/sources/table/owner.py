@@ -15,9 +15,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pa_parquet
 from tqdm import tqdm
 
 from cords_dp.data.sources.table.encoding import as_texts, faults
@@ -25,15 +27,7 @@ from cords_dp.data.sources.table.files import CSV_SUFFIXES, QuotedCsv, TableFile
 from cords_dp.data.sources.table.schema import Categorical, Column, Schema
 from cords_dp.data.sources.table.source import single_column_hint, table_file
 from cords_dp.errors import ConfigError, DataError
-from cords_dp.extras import on_first_use
 from cords_dp.files import replacing
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    import pyarrow.parquet as pa_parquet
-else:
-    pa = on_first_use("pyarrow", extra="table", what="a table")
-    pa_parquet = on_first_use("pyarrow.parquet", extra="table", what="a table")
 
 _ROWS = 1 << 16
 _REPLACED = "\ufffd"  # what bytes that are no UTF-8 are read as

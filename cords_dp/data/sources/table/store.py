@@ -23,6 +23,7 @@ from tqdm import tqdm
 from cords_dp.data.arrays import RowsOfStore
 from cords_dp.data.sources.table.encoding import Encoding
 from cords_dp.data.sources.table.files import TableFile
+from cords_dp.data.sources.table.schema import Categorical
 from cords_dp.errors import ConfigError, DataError, DatasetUnavailableError
 from cords_dp.files import remove_stale, replacing, write_durably
 
@@ -56,6 +57,14 @@ class TableDataset(RowsOfStore):
         records = self.stored[self.rows[np.asarray(indices, dtype=np.int64)]]
         labels = records["label"].astype(np.int64 if self.encoding.schema.classes else np.float32)
         return torch.from_numpy(self.encoding.vectors(records)), torch.from_numpy(labels)
+
+    def category_codes(self, column: str) -> tuple[np.ndarray, tuple[str, ...]]:
+        """Return each record's code in a categorical column, and the categories that the codes count."""
+        place = [coded.name for coded in self.encoding.coded].index(column)
+        known = self.encoding.coded[place]
+        if not isinstance(known, Categorical):
+            raise DataError(f"column {column!r} has no categories")
+        return self.stored["codes"][self.rows, place], known.categories
 
     def with_encoding(self, encoding: Encoding) -> TableDataset:
         """The same records in other units."""
