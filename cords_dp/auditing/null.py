@@ -58,12 +58,7 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 def without(pool: Pool, indices: np.ndarray) -> Pool:
     """The pool without some records; the others keep their weights and chances."""
-    kept = ~np.isin(pool.indices, indices)
-
-    def rest(values: np.ndarray | None) -> np.ndarray | None:
-        return None if values is None else values[kept]
-
-    return Pool(pool.indices[kept], weights=rest(pool.weights), chances=rest(pool.chances))
+    return pool.only(~np.isin(pool.indices, indices))
 
 
 def _batches_without(real: Callable[..., Any], dataset: Dataset, indices: np.ndarray) -> Callable[..., Any]:

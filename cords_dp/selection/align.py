@@ -42,22 +42,16 @@ from cords_dp.config.values import Key, whole
 from cords_dp.errors import ConfigError
 from cords_dp.planning.mechanism import Mechanism, Release, SelectionNoise
 from cords_dp.planning.schedule import EpochPlan, Sizes, subset_schedule
-from cords_dp.selection.context import Records, SelectionContext, Selector, Weights
+from cords_dp.selection.context import SelectionContext, Selector, Weights
+from cords_dp.selection.likelihood import LabelLikelihood, of_class_shares, of_tables
 from cords_dp.selection.pool import Pool
 from cords_dp.selection.releases import Releases
-from cords_dp.selection.shared import (
-    CONCENTRATIONS,
-    OWN_SCORE,
-    SELECTION_TYPE,
-    best_branch,
-    check_weighing,
-    normalised,
-    table_ratios,
-    wants_no_other_score,
-)
+from cords_dp.selection.shared import OWN_SCORE, SELECTION_TYPE, check_weighing, wants_no_other_score
+from cords_dp.selection.tables import CONCENTRATIONS, best_branch, normalised, table_ratios
 
 _TABLE, _VALIDATION = "table", "validation table"
 _BEFORE = 0.5  # exponent of the class ratio while only labels are known: they cannot tell shift from label noise
+_EXPONENT_BEFORE, _EXPONENT = 1.0, 1.0  # of class ratios in the likelihood, before the first look and after it
 _RECORDS_PER_CELL = 4.0  # in deviations of a cell's noise; with fewer, predictions are only told right from wrong
 
 
@@ -118,7 +112,7 @@ class Align(Mechanism):
         )
 
     def concentrations(self, sizes: Sizes) -> tuple[float, ...]:
-        return tuple(c for c in CONCENTRATIONS if c * sizes.k <= sizes.n)
+        return tuple(c for c in CONCENTRATIONS if c * sizes.batch_size <= sizes.n)
 
     def draws_from(self, n: int, k: int) -> int:
         return n
@@ -149,6 +143,7 @@ class AlignSelector:
         self.mechanism, self.context = mechanism, context
         self._labels: tuple[np.ndarray, np.ndarray] | None = None  # shares of D, ratios, of labels
         self._chances: np.ndarray | None = None  # by label and group
+        self._given: np.ndarray | None = None  # the likelihood m of D's labels
         self._branch: int | None = None
         self._weights: Weights = {}
 
@@ -156,34 +151,38 @@ class AlignSelector:
         self._weights = weights
         sigma_d, sigma_v = releases.noise_multiplier(_TABLE), releases.noise_multiplier(_VALIDATION)
         groups = 1 if self._labels is None else self._groups(sigma_d)
-        kinds = self._kinds(self.context.training, weights, groups)
+        labels, predicted = self.context.training.kinds(weights, self.context.num_classes)
+        kinds = self._cells(labels, predicted, groups)
         on_d = releases.gaussian(_TABLE, self._table(kinds, groups))
         assert self.context.validation is not None
-        of_v = self._kinds(self.context.validation, weights, groups)
+        of_v = self._cells(*self.context.validation.kinds(weights, self.context.num_classes), groups)
         on_v = releases.gaussian(_VALIDATION, self._table(of_v, groups))
         if self._labels is None:
             self._look_at_labels(on_d[:, 0], on_v[:, 0], sigma_d, sigma_v)
         else:
             self._look(on_d, on_v, sigma_d, sigma_v)
-        return self._pool(kinds)
+        return self._pool(kinds, predicted)
 
     def state(self) -> dict[str, Any]:
         assert self._labels is not None
         assert self._chances is not None
+        assert self._given is not None
         return {
             "weights": dict(self._weights),
             "shares": torch.from_numpy(self._labels[0]),
             "ratios": torch.from_numpy(self._labels[1]),
             "chances": torch.from_numpy(self._chances),
+            "likelihood": torch.from_numpy(self._given),
             "branch": -1 if self._branch is None else self._branch,
         }
 
     def restore(self, state: dict[str, Any]) -> Pool:
         self._weights = state["weights"]
         self._labels = state["shares"].numpy(), state["ratios"].numpy()
-        self._chances = state["chances"].numpy()
+        self._chances, self._given = state["chances"].numpy(), state["likelihood"].numpy()
         self._branch = None if state["branch"] < 0 else int(state["branch"])
-        return self._pool(self._kinds(self.context.training, self._weights, self._chances.shape[1]))
+        labels, predicted = self.context.training.kinds(self._weights, self.context.num_classes)
+        return self._pool(self._cells(labels, predicted, self._chances.shape[1]), predicted)
 
     # -- records --------------------------------------------------------------------------------------
 
@@ -192,10 +191,9 @@ class AlignSelector:
         classes = self.context.num_classes
         return classes if self.context.plan.shape.n >= _RECORDS_PER_CELL * sigma * classes**2 else 2
 
-    def _kinds(self, records: Records, weights: Weights, groups: int) -> np.ndarray:
+    def _cells(self, labels: np.ndarray, predicted: np.ndarray, groups: int) -> np.ndarray:
         """The cell of each record, −1 for none: a function of that record and of released weights."""
         classes = self.context.num_classes
-        labels, predicted = records.kinds(weights, classes)
         group = np.zeros_like(labels) if groups == 1 else predicted if groups == classes else labels != predicted
         return np.where(labels >= 0, labels * groups + group, -1)
 
@@ -204,10 +202,20 @@ class AlignSelector:
         counts = np.bincount(kinds[kinds >= 0], minlength=classes * groups)
         return counts.reshape(classes, groups).astype(np.float64)
 
-    def _pool(self, kinds: np.ndarray) -> Pool:
+    def _pool(self, kinds: np.ndarray, predicted: np.ndarray) -> Pool:
         assert self._chances is not None
+        assert self._given is not None
         chances = np.where(kinds >= 0, self._chances.ravel()[np.maximum(kinds, 0)], 0.0)
-        return Pool(np.arange(len(kinds)), chances=chances, branch=self._branch or 0)
+        likelihood = LabelLikelihood.under(self._given, self._chances_by_prediction())
+        everyone = np.arange(len(kinds))
+        return Pool(everyone, chances=chances, branch=self._branch or 0, likelihood=likelihood, predicted=predicted)
+
+    def _chances_by_prediction(self) -> np.ndarray:
+        """The chance of a record by its label and predicted class, whatever the columns of the table are."""
+        assert self._chances is not None
+        classes, groups = self.context.num_classes, self._chances.shape[1]
+        labels, predicted = np.indices((classes, classes)).reshape(2, -1)
+        return self._chances.ravel()[self._cells(labels, predicted, groups)].reshape(classes, classes)
 
     # -- post-processing of noisy tables ------------------------------------------------------------------
 
@@ -215,7 +223,7 @@ class AlignSelector:
         (shares,), (ratio,) = table_ratios(on_d[None], on_v[None], sigma_d, sigma_v)
         self._labels = shares, ratio
         _, chances = best_branch(shares, normalised(shares, ratio**_BEFORE), [(1.0, 1.0)])
-        self._chances = chances[:, None]
+        self._chances, self._given = chances[:, None], of_class_shares(ratio**_EXPONENT_BEFORE)
 
     def _look(self, on_d: np.ndarray, on_v: np.ndarray, sigma_d: float, sigma_v: float) -> None:
         assert self._labels is not None
@@ -230,3 +238,4 @@ class AlignSelector:
         else:  # the steps that were charged together stay in their branch
             _, chances = best_branch(joint, wanted, [options[self._branch]])
         self._chances = chances.reshape(on_d.shape)
+        self._given = of_tables(on_d, on_v, sigma_d, sigma_v, exponent=_EXPONENT)
