@@ -51,7 +51,6 @@ from cords_dp.selection.tables import CONCENTRATIONS, best_branch, normalised, t
 
 _TABLE, _VALIDATION = "table", "validation table"
 _BEFORE = 0.5  # exponent of the class ratio while only labels are known: they cannot tell shift from label noise
-_EXPONENT_BEFORE, _EXPONENT = 1.0, 1.0  # of class ratios in the likelihood, before the first look and after it
 _RECORDS_PER_CELL = 4.0  # in deviations of a cell's noise; with fewer, predictions are only told right from wrong
 
 
@@ -223,7 +222,7 @@ class AlignSelector:
         (shares,), (ratio,) = table_ratios(on_d[None], on_v[None], sigma_d, sigma_v)
         self._labels = shares, ratio
         _, chances = best_branch(shares, normalised(shares, ratio**_BEFORE), [(1.0, 1.0)])
-        self._chances, self._given = chances[:, None], of_class_shares(ratio**_EXPONENT_BEFORE)
+        self._chances, self._given = chances[:, None], of_class_shares(ratio)
 
     def _look(self, on_d: np.ndarray, on_v: np.ndarray, sigma_d: float, sigma_v: float) -> None:
         assert self._labels is not None
@@ -238,4 +237,4 @@ class AlignSelector:
         else:  # the steps that were charged together stay in their branch
             _, chances = best_branch(joint, wanted, [options[self._branch]])
         self._chances = chances.reshape(on_d.shape)
-        self._given = of_tables(on_d, on_v, sigma_d, sigma_v, exponent=_EXPONENT)
+        self._given = of_tables(on_d, on_v, sigma_d, sigma_v)

@@ -71,10 +71,11 @@ def of_class_shares(ratio: np.ndarray) -> np.ndarray:
     return np.diag(1 / np.clip(ratio, 1e-3, 1e3))
 
 
-def of_tables(on_d: np.ndarray, on_v: np.ndarray, sigma_d: float, sigma_v: float, *, exponent: float) -> np.ndarray:
+def of_tables(on_d: np.ndarray, on_v: np.ndarray, sigma_d: float, sigma_v: float) -> np.ndarray:
     """m from two noisy tables: by label and predicted class, or by label and whether the prediction is the label.
 
-    ``exponent``: to which the ratio of class shares is raised.
+    Ratios of class shares are raised to one plus the share of V that the model gets wrong: clipped and noisy steps
+    learn less of a ratio than it says, the less the harder the classes are to tell apart.
     """
     groups = on_d.shape[1]
     rows_d, rows_v = np.maximum(on_d.sum(axis=1), max(sigma_d, 1.0)), on_v.sum(axis=1)
@@ -84,7 +85,13 @@ def of_tables(on_d: np.ndarray, on_v: np.ndarray, sigma_d: float, sigma_v: float
     deviation = groups**0.5
     _, (ratio,) = table_ratios(in_class[None], rows_v[None], sigma_d * deviation, sigma_v * deviation)
     label_given = joint / np.maximum(in_class, 1e-9)
-    return label_given.T / np.clip(ratio, 1e-3, 1e3)[:, None] ** exponent
+    return label_given.T / np.clip(ratio, 1e-3, 1e3)[:, None] ** (1 + _error(on_v))
+
+
+def _error(on_v: np.ndarray) -> float:
+    """The share of V that is predicted wrongly, each class counting as much as any other."""
+    right = np.diag(on_v) if on_v.shape[1] == len(on_v) else on_v[:, 0]
+    return float(1 - np.clip(right / np.maximum(on_v.sum(axis=1), 1.0), 0.0, 1.0).mean())
 
 
 def class_given_label(on_d: np.ndarray, on_v: np.ndarray, sigma_d: float, sigma_v: float) -> np.ndarray:
@@ -93,7 +100,7 @@ def class_given_label(on_d: np.ndarray, on_v: np.ndarray, sigma_d: float, sigma_
     _, tilt = table_ratios(on_d, on_v, sigma_d, sigma_v)
     if np.allclose(tilt, 1.0):
         return np.eye(classes)
-    found = _by_prediction(on_d, on_v, sigma_d, sigma_v) if groups == classes > 2 else _right_or_wrong(tilt, on_v)
+    found = _by_prediction(on_d, on_v, sigma_d, sigma_v) if groups == classes else _right_or_wrong(tilt, on_v)
     moved = np.where(np.eye(classes, dtype=bool), 0.0, found)
     rows = np.maximum(on_d.sum(axis=1, keepdims=True), 1.0)
     if groups == classes:

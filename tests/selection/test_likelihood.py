@@ -164,14 +164,14 @@ def test_moved_labels_are_found(accuracy, seed):
     tables = world_of(EVEN, shifted(0.4), accuracy, 50_000, 5_000, seed, noise=16.0)
     found = class_given_label(*tables, 16.0, 8.0)
     assert np.abs(found - shifted(0.4).T).max() < (0.05 if accuracy > 0.9 else 0.15)
-    m = of_tables(*tables, 16.0, 8.0, exponent=1.0)
+    m = of_tables(*tables, 16.0, 8.0)
     assert np.abs(m - shifted(0.4)).max() < (0.05 if accuracy > 0.9 else 0.2)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_cut_classes_and_moved_labels_are_told_apart(seed):
     tables = world_of(CUT, shifted(0.4), 0.9, 50_000, 5_000, seed, noise=16.0)
-    m = of_tables(*tables, 16.0, 8.0, exponent=1.0)
+    m = of_tables(*tables, 16.0, 8.0)
     expected = (CUT / EVEN)[:, None] * shifted(0.4)
     assert np.abs(m / m.sum() - expected / expected.sum()).max() < 0.02
     assert (m[0::2].sum(axis=1) / m[1::2].sum(axis=1)).min() > 8  # the truth: 20
@@ -180,7 +180,7 @@ def test_cut_classes_and_moved_labels_are_told_apart(seed):
 @pytest.mark.parametrize("seed", range(20))
 def test_where_nothing_differs_nothing_is_found(seed):
     tables = world_of(EVEN, np.eye(10), 0.9, 50_000, 5_000, seed, noise=16.0)
-    m = of_tables(*tables, 16.0, 8.0, exponent=1.0)
+    m = of_tables(*tables, 16.0, 8.0)
     assert np.abs(m - np.eye(10)).max() < 0.15
 
 
@@ -208,7 +208,7 @@ def test_any_tables_make_a_likelihood(seed, groups, size):
     rng = np.random.default_rng(seed)
     shape = (CLASSES, 2 if groups == "two" else CLASSES)
     on_d, on_v = rng.normal(size=(2, *shape)) * 30 + size * rng.random((2, *shape))
-    m = of_tables(on_d, on_v, 30.0, 30.0, exponent=1.5)
+    m = of_tables(on_d, on_v, 30.0, 30.0)
     likelihood = LabelLikelihood.under(m, rng.random((CLASSES, CLASSES)))
     logits, labels, predicted = some_batch(seed)
     losses = loss_with(likelihood)(logits, kinds(labels, predicted, CLASSES))
