@@ -1,4 +1,4 @@
-"""`align`: records are drawn as often as the validation set asks for their kind, seen through the released model.
+"""`align`: records are drawn, and their labels understood, as the validation set asks, seen through the released model.
 
 GLISTER asks, again and again, which records the validation set wants, seen by today's model. Here a record's *kind* is
 its label and the class that the released model predicts for it. Before training only labels are counted; at each look
@@ -11,6 +11,9 @@ What is released is a noisy table of D and one of V. All else follows from them:
   and altogether to 1 where the tables differ by no more than noise and sampling explain.
 * A record stays in a batch with the chance p = min(1, κ·r[kind]). κ is such that the cap at 1 costs a quarter of what V
   asks for: matching V exactly would spend the batch on a few rare records.
+* The same tables say how D's labels came about: which classes are missing, which labels were moved. This goes into the
+  loss of every record, at no price (`selection.likelihood`); a wrongly labelled record then teaches its probable class
+  instead of being left out, and there is something to gain where all records are used anyway.
 * The concentration c, how much more often than in a uniform draw a record may come, is chosen at the first look, from a
   few values that the plan has paid for. It trades signal for noise: 1 where nothing differs, which is a uniform draw
   from all records with nothing left out, and more the more D and V differ.
@@ -29,8 +32,9 @@ together are one `BranchMaximum`. Chances and batches are secret state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -38,7 +42,7 @@ import torch
 
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, gaussian
 from cords_dp.config.settings import PrivacySettings, SubsetSettings
-from cords_dp.config.values import Key, whole
+from cords_dp.config.values import Key, one_of, whole
 from cords_dp.errors import ConfigError
 from cords_dp.planning.mechanism import Mechanism, Release, SelectionNoise
 from cords_dp.planning.schedule import EpochPlan, Sizes, subset_schedule
@@ -71,6 +75,12 @@ class Align(Mechanism):
     sharded: ClassVar[bool] = True
 
     looks: int = Key(whole, 3, "how many re-selections look at the records; more looks are noisier each").field()
+    correction: str = Key(
+        partial(one_of, choices=("both", "draw", "loss")),
+        "both",
+        "what differs between D and V is made up for by which records are drawn (`draw`), by the likelihood of their "
+        "labels in the loss (`loss`), or by both, each knowing of the other",
+    ).field()
     score: str = OWN_SCORE.field()
     selection_type: str = SELECTION_TYPE.field()
 
@@ -105,12 +115,15 @@ class Align(Mechanism):
             rate=sizes.batch_size / sizes.n,
             selects=lambda epoch, start: epoch == start or epoch in looks,
         )
+        chosen = bool(looks) and self.correction != "loss"
         return tuple(
-            EpochPlan(e.pool, e.steps, e.rate, e.selects, branched=bool(looks) and number >= looks[0])
+            EpochPlan(e.pool, e.steps, e.rate, e.selects, branched=chosen and number >= looks[0])
             for number, e in enumerate(plain, 1)
         )
 
     def concentrations(self, sizes: Sizes) -> tuple[float, ...]:
+        if self.correction == "loss":
+            return ()
         return tuple(c for c in CONCENTRATIONS if c * sizes.batch_size <= sizes.n)
 
     def draws_from(self, n: int, k: int) -> int:
@@ -125,7 +138,9 @@ class Align(Mechanism):
         )
 
     def price_in_words(self, price: Callable[[float], float], sizes: Sizes, rate: float) -> str:
-        highest = self.concentrations(sizes)[-1]
+        highest = max(self.concentrations(sizes), default=1.0)
+        if highest == 1:
+            return ""
         return (
             "That is the price where training and validation data do not differ: the draw is then uniform. Where they "
             f"do, records may be drawn up to {highest:g} times as often, with more noise, as the tables advise."
@@ -205,8 +220,10 @@ class AlignSelector:
         assert self._chances is not None
         assert self._given is not None
         chances = np.where(kinds >= 0, self._chances.ravel()[np.maximum(kinds, 0)], 0.0)
-        likelihood = LabelLikelihood.under(self._given, self._chances_by_prediction())
         everyone = np.arange(len(kinds))
+        if self.mechanism.correction == "draw":
+            return Pool(everyone, chances=chances, branch=self._branch or 0)
+        likelihood = LabelLikelihood.under(self._given, self._chances_by_prediction())
         return Pool(everyone, chances=chances, branch=self._branch or 0, likelihood=likelihood, predicted=predicted)
 
     def _chances_by_prediction(self) -> np.ndarray:
@@ -221,7 +238,7 @@ class AlignSelector:
     def _look_at_labels(self, on_d: np.ndarray, on_v: np.ndarray, sigma_d: float, sigma_v: float) -> None:
         (shares,), (ratio,) = table_ratios(on_d[None], on_v[None], sigma_d, sigma_v)
         self._labels = shares, ratio
-        _, chances = best_branch(shares, normalised(shares, ratio**_BEFORE), [(1.0, 1.0)])
+        _, chances = self._drawn(shares, normalised(shares, ratio**_BEFORE), [(1.0, 1.0)])
         self._chances, self._given = chances[:, None], of_class_shares(ratio)
 
     def _look(self, on_d: np.ndarray, on_v: np.ndarray, sigma_d: float, sigma_v: float) -> None:
@@ -233,8 +250,16 @@ class AlignSelector:
         wanted = normalised(joint, (ratio[:, None] * tilt).ravel())
         options = [(b.concentration, b.sigma) for b in self.context.plan.branches] or [(1.0, 1.0)]
         if self._branch is None:
-            self._branch, chances = best_branch(joint, wanted, options)
+            self._branch, chances = self._drawn(joint, wanted, options)
         else:  # the steps that were charged together stay in their branch
-            _, chances = best_branch(joint, wanted, [options[self._branch]])
+            _, chances = self._drawn(joint, wanted, [options[self._branch]])
         self._chances = chances.reshape(on_d.shape)
         self._given = of_tables(on_d, on_v, sigma_d, sigma_v)
+
+    def _drawn(
+        self, shares: np.ndarray, wanted: np.ndarray, options: Sequence[tuple[float, float]]
+    ) -> tuple[int, np.ndarray]:
+        """The branch and each cell's chance there."""
+        if self.mechanism.correction == "loss":
+            return 0, np.ones_like(wanted)
+        return best_branch(shares, wanted, options)

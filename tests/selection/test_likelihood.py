@@ -267,3 +267,84 @@ def test_batches_say_label_and_prediction():
     (batch,) = poisson_batches(data, pool, rate=1.0, steps=1, rng=np.random.default_rng(0))
     assert torch.equal(labels_of(batch[1], 3), data.targets)
     assert np.array_equal(batch[1].numpy() // 3, predicted)
+
+
+# --- in a run --------------------------------------------------------------------------------------------------------
+
+
+def aligned(**changes):
+    return {"dss_args": {"mechanism": "align", "select_every": 1, **changes}, "train_args": {"num_epochs": 4}}
+
+
+def tables_of(session):
+    return session.training_loss._given, session.training_loss._drawn
+
+
+def test_steps_minimise_it_and_metrics_stay_plain(train):
+    trainer = train("GLISTERDP", **aligned())
+    session, pool = trainer.session, trainer.session.source.current
+    given, drawn = tables_of(session)
+    assert torch.allclose(given, torch.tensor(pool.likelihood.given).T.log())
+    assert torch.allclose(drawn, torch.tensor(pool.likelihood.drawn).T.log())
+    assert type(session.loss) is nn.CrossEntropyLoss
+    assert session.engine.criterion is session.training_loss
+
+
+def test_it_costs_nothing(train):
+    """The same plan, σ and entries, with the likelihood and without."""
+    plans = [train("GLISTERDP", **aligned(correction=correction)).plan for correction in ("both", "draw")]
+    assert plans[0].sigma == plans[1].sigma
+    assert plans[0].entries() == plans[1].entries()
+
+
+@pytest.mark.parametrize("correction", ["draw", "loss"])
+def test_each_half_can_be_had_alone(train, correction):
+    trainer = train("GLISTERDP", **aligned(correction=correction))
+    pool = trainer.session.source.current
+    assert (pool.likelihood is None) == (correction == "draw")
+    if correction == "loss":
+        assert trainer.plan.branches == ()
+        assert set(pool.chances.tolist()) <= {0.0, 1.0}  # 0 for a record without a cell
+    assert trainer.spent().epsilon <= 3.0
+
+
+@pytest.mark.parametrize(
+    "loss", [nn.CrossEntropyLoss(reduction="none", label_smoothing=0.1), nn.MultiMarginLoss(reduction="none")]
+)
+def test_a_loss_of_the_users_own_is_left_as_it_is(train, loss):
+    session = train("GLISTERDP", **aligned()).session
+    assert session._with_likelihood(loss) is loss
+    assert isinstance(session._with_likelihood(nn.CrossEntropyLoss(reduction="none")), LikelihoodLoss)
+
+
+def test_strategies_without_a_selection_have_the_plain_loss(train):
+    session = train("FullDP").session
+    assert session.training_loss is session.loss
+
+
+def test_a_resumed_run_goes_on_with_the_same_likelihood(make_config):
+    from cords_dp.training.trainer import TrainClassifier
+
+    saving = {"is_save": True, "save_every": 1}
+
+    def config(**ckpt):
+        changes = aligned()
+        changes["dss_args"]["select_every"] = 2
+        return make_config("GLISTERDP", **changes, ckpt={**saving, **ckpt})
+
+    first, seen = TrainClassifier(config()), []
+    after = TrainClassifier._after_epoch
+
+    def stop(self, epoch, metrics):
+        after(self, epoch, metrics)
+        seen.append(tables_of(self.session))
+        if epoch == 3:
+            raise KeyboardInterrupt
+
+    first._after_epoch = stop.__get__(first)
+    with pytest.raises(KeyboardInterrupt):
+        first.train()
+    second = TrainClassifier(config(is_load=True))
+    second.train()
+    for before, later in zip(seen[-1], tables_of(second.session), strict=True):
+        assert torch.equal(before, later)
