@@ -46,13 +46,8 @@ class NullRecords(Records):
 
 
 def without(pool: Pool, indices: np.ndarray) -> Pool:
-    """Return the pool without some records; the others keep their weights and chances."""
-    kept = ~np.isin(pool.indices, indices)
-
-    def rest(values: np.ndarray | None) -> np.ndarray | None:
-        return None if values is None else values[kept]
-
-    return Pool(pool.indices[kept], weights=rest(pool.weights), chances=rest(pool.chances))
+    """Return the pool without some records; the others stay as they are."""
+    return pool.only(~np.isin(pool.indices, indices))
 
 
 class NullSession(PrivateSession):

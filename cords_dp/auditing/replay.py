@@ -88,13 +88,16 @@ def _compare(real: Transcript, other: Transcript, dataset: str, index: int, wors
 
 
 def same_pools(one: Pool, two: Pool, ignored: np.ndarray) -> bool:
-    """Are all other records in both or in neither, with the same weights and chances, to the last bit?"""
+    """Are all other records in both or in neither, with the same weights, chances and losses, to the last bit?"""
 
     def parts(pool: Pool) -> list[np.ndarray]:
         order = np.argsort(pool.indices)
         order = order[~np.isin(pool.indices[order], ignored)]
-        filled = [np.ones(len(pool)) if v is None else v for v in (pool.weights, pool.chances)]
-        return [pool.indices[order], *(v[order] for v in filled)]
+        each = (pool.weights, pool.chances, pool.predicted)
+        filled = [np.ones(len(pool)) if v is None else v for v in each]
+        known = pool.likelihood
+        tables = [] if known is None else [known.given, known.drawn]
+        return [pool.indices[order], *(v[order] for v in filled), *tables]
 
     return all(np.array_equal(a, b) for a, b in zip(parts(one), parts(two), strict=True))
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from cords_dp.errors import DataError
 
@@ -24,6 +26,45 @@ class RecordMSELoss(nn.MSELoss):
             raise DataError("a regression needs as many outputs of the model as numbers in a record's target")
         errors = super().forward(outputs.reshape(targets.shape), targets)
         return errors.flatten(1).mean(dim=1) if errors.dim() > 1 else errors
+
+
+def kinds(labels: Tensor, predicted: Tensor, classes: int) -> Tensor:
+    """Write a record's label and its predicted class as one target, which `LikelihoodLoss` reads."""
+    return torch.where(labels < 0, labels, labels + classes * predicted.to(labels))
+
+
+def labels_of(targets: Tensor, classes: int) -> Tensor:
+    """Return the labels in targets made by `kinds`; those of plain targets are the targets themselves."""
+    return torch.where(targets < 0, targets, targets % classes)
+
+
+class LikelihoodLoss(nn.Module):
+    """Minus the log likelihood of a record's label, given how D's labels came about (`selection.likelihood`).
+
+    With logits z, label o and predicted class ŷ: log Σ_y exp(z_y)·S[y, ŷ] − log Σ_y exp(z_y)·m[y, o]. A function of
+    one record and of tables that are set from released values. Its gradient in the logits is the difference of two
+    distributions, so it is at most √2 long, as that of the plain loss. Until tables are set it is the plain loss.
+    """
+
+    def __init__(self, classes: int):
+        super().__init__()
+        self.classes = classes
+        self._given: Tensor | None = None
+        self._drawn: Tensor | None = None
+
+    def use(self, given: Tensor | None, drawn: Tensor | None) -> None:
+        """Take over m[class, label] and S[class, predicted class]; None for the plain loss."""
+        self._given, self._drawn = (None if table is None else table.T.log() for table in (given, drawn))
+
+    def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
+        labels = labels_of(targets, self.classes)
+        if self._given is None or self._drawn is None:
+            return F.cross_entropy(logits, labels, reduction="none")
+        known = targets.clamp(min=0)
+        given, drawn = self._given.to(logits), self._drawn.to(logits)
+        seen = torch.logsumexp(logits + given[known % self.classes], dim=1)
+        shown = torch.logsumexp(logits + drawn[torch.div(known, self.classes, rounding_mode="floor")], dim=1)
+        return (shown - seen) * (targets >= 0)
 
 
 # What a checkpoint with CORDS' keys holds besides tensors: its "loss". Nothing else may be unpickled.

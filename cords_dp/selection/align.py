@@ -1,4 +1,4 @@
-"""`align`: records are drawn as often as the validation set asks for their kind, seen through the released model.
+"""`align`: records are drawn, and their labels understood, as the validation set asks, seen through the released model.
 
 GLISTER asks, again and again, which records the validation set wants, seen by today's model. Here a record's *kind* is
 its label and the class that the released model predicts for it. Before training only labels are counted; at each look
@@ -11,6 +11,9 @@ What is released is a noisy table of D and one of V. All else follows from them:
   and altogether to 1 where the tables differ by no more than noise and sampling explain.
 * A record stays in a batch with the chance p = min(1, κ·r[kind]). κ is such that the cap at 1 costs a quarter of what V
   asks for: matching V exactly would spend the batch on a few rare records.
+* The same tables say how D's labels came about: which classes are missing, which labels were moved. This goes into the
+  loss of every record, at no price (`selection.likelihood`); a wrongly labelled record then teaches its probable class
+  instead of being left out, and there is something to gain where all records are used anyway.
 * The concentration c, how much more often than in a uniform draw a record may come, is chosen at the first look, from a
   few values that the plan has paid for. It trades signal for noise: 1 where nothing differs, which is a uniform draw
   from all records with nothing left out, and more the more D and V differ.
@@ -29,8 +32,9 @@ together are one `BranchMaximum`. Chances and batches are secret state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -38,23 +42,16 @@ import torch
 
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, gaussian
 from cords_dp.config.settings import PrivacySettings, SubsetSettings
-from cords_dp.config.values import Key, whole
+from cords_dp.config.values import Key, one_of, whole
 from cords_dp.errors import ConfigError
 from cords_dp.planning.mechanism import Mechanism, Release, SelectionNoise
 from cords_dp.planning.schedule import EpochPlan, Sizes, subset_schedule
-from cords_dp.selection.context import Records, SelectionContext, Selector, Weights
+from cords_dp.selection.context import SelectionContext, Selector, Weights
+from cords_dp.selection.likelihood import LabelLikelihood, of_class_shares, of_tables
 from cords_dp.selection.pool import Pool
 from cords_dp.selection.releases import Releases
-from cords_dp.selection.shared import (
-    CONCENTRATIONS,
-    OWN_SCORE,
-    SELECTION_TYPE,
-    best_branch,
-    check_weighing,
-    normalised,
-    table_ratios,
-    wants_no_other_score,
-)
+from cords_dp.selection.shared import OWN_SCORE, SELECTION_TYPE, check_weighing, wants_no_other_score
+from cords_dp.selection.tables import CONCENTRATIONS, best_branch, normalised, table_ratios
 
 _TABLE, _VALIDATION = "table", "validation table"
 _BEFORE = 0.5  # exponent of the class ratio while only labels are known: they cannot tell shift from label noise
@@ -78,6 +75,12 @@ class Align(Mechanism):
     sharded: ClassVar[bool] = True
 
     looks: int = Key(whole, 3, "how many re-selections look at the records; more looks are noisier each").field()
+    correction: str = Key(
+        partial(one_of, choices=("both", "draw", "loss")),
+        "both",
+        "what differs between D and V is made up for by which records are drawn (`draw`), by the likelihood of their "
+        "labels in the loss (`loss`), or by both, each knowing of the other",
+    ).field()
     score: str = OWN_SCORE.field()
     selection_type: str = SELECTION_TYPE.field()
 
@@ -112,13 +115,16 @@ class Align(Mechanism):
             rate=sizes.batch_size / sizes.n,
             selects=lambda epoch, start: epoch == start or epoch in looks,
         )
+        chosen = bool(looks) and self.correction != "loss"
         return tuple(
-            EpochPlan(e.pool, e.steps, e.rate, e.selects, branched=bool(looks) and number >= looks[0])
+            EpochPlan(e.pool, e.steps, e.rate, e.selects, branched=chosen and number >= looks[0])
             for number, e in enumerate(plain, 1)
         )
 
     def concentrations(self, sizes: Sizes) -> tuple[float, ...]:
-        return tuple(c for c in CONCENTRATIONS if c * sizes.k <= sizes.n)
+        if self.correction == "loss":
+            return ()
+        return tuple(c for c in CONCENTRATIONS if c * sizes.batch_size <= sizes.n)
 
     def draws_from(self, n: int, k: int) -> int:
         return n
@@ -132,7 +138,9 @@ class Align(Mechanism):
         )
 
     def describe_price(self, price: Callable[[float], float], sizes: Sizes, rate: float) -> str:
-        highest = self.concentrations(sizes)[-1]
+        highest = max(self.concentrations(sizes), default=1.0)
+        if highest == 1:
+            return ""
         return (
             "That is the price where training and validation data do not differ: the draw is then uniform. Where they "
             f"do, records may be drawn up to {highest:g} times as often, with more noise, as the tables advise."
@@ -149,6 +157,7 @@ class AlignSelector:
         self.mechanism, self.context = mechanism, context
         self._labels: tuple[np.ndarray, np.ndarray] | None = None  # shares of D, ratios, of labels
         self._chances: np.ndarray | None = None  # by label and group
+        self._given: np.ndarray | None = None  # the likelihood m of D's labels
         self._branch: int | None = None
         self._weights: Weights = {}
 
@@ -156,34 +165,38 @@ class AlignSelector:
         self._weights = weights
         sigma_d, sigma_v = releases.noise_multiplier(_TABLE), releases.noise_multiplier(_VALIDATION)
         groups = 1 if self._labels is None else self._groups(sigma_d)
-        kinds = self._kinds(self.context.training, weights, groups)
+        labels, predicted = self.context.training.kinds(weights, self.context.num_classes)
+        kinds = self._cells(labels, predicted, groups)
         on_d = releases.gaussian(_TABLE, self._table(kinds, groups))
         assert self.context.validation is not None
-        of_v = self._kinds(self.context.validation, weights, groups)
+        of_v = self._cells(*self.context.validation.kinds(weights, self.context.num_classes), groups)
         on_v = releases.gaussian(_VALIDATION, self._table(of_v, groups))
         if self._labels is None:
             self._look_at_labels(on_d[:, 0], on_v[:, 0], sigma_d, sigma_v)
         else:
             self._look(on_d, on_v, sigma_d, sigma_v)
-        return self._pool(kinds)
+        return self._pool(kinds, predicted)
 
     def state(self) -> dict[str, Any]:
         assert self._labels is not None
         assert self._chances is not None
+        assert self._given is not None
         return {
             "weights": dict(self._weights),
             "shares": torch.from_numpy(self._labels[0]),
             "ratios": torch.from_numpy(self._labels[1]),
             "chances": torch.from_numpy(self._chances),
+            "likelihood": torch.from_numpy(self._given),
             "branch": -1 if self._branch is None else self._branch,
         }
 
     def restore(self, state: dict[str, Any]) -> Pool:
         self._weights = state["weights"]
         self._labels = state["shares"].numpy(), state["ratios"].numpy()
-        self._chances = state["chances"].numpy()
+        self._chances, self._given = state["chances"].numpy(), state["likelihood"].numpy()
         self._branch = None if state["branch"] < 0 else int(state["branch"])
-        return self._pool(self._kinds(self.context.training, self._weights, self._chances.shape[1]))
+        labels, predicted = self.context.training.kinds(self._weights, self.context.num_classes)
+        return self._pool(self._cells(labels, predicted, self._chances.shape[1]), predicted)
 
     # -- records --------------------------------------------------------------------------------------
 
@@ -192,10 +205,9 @@ class AlignSelector:
         classes = self.context.num_classes
         return classes if self.context.plan.shape.n >= _RECORDS_PER_CELL * sigma * classes**2 else 2
 
-    def _kinds(self, records: Records, weights: Weights, groups: int) -> np.ndarray:
+    def _cells(self, labels: np.ndarray, predicted: np.ndarray, groups: int) -> np.ndarray:
         """The cell of each record, −1 for none: a function of that record and of released weights."""
         classes = self.context.num_classes
-        labels, predicted = records.kinds(weights, classes)
         group = np.zeros_like(labels) if groups == 1 else predicted if groups == classes else labels != predicted
         return np.where(labels >= 0, labels * groups + group, -1)
 
@@ -204,18 +216,30 @@ class AlignSelector:
         counts = np.bincount(kinds[kinds >= 0], minlength=classes * groups)
         return counts.reshape(classes, groups).astype(np.float64)
 
-    def _pool(self, kinds: np.ndarray) -> Pool:
+    def _pool(self, kinds: np.ndarray, predicted: np.ndarray) -> Pool:
         assert self._chances is not None
+        assert self._given is not None
         chances = np.where(kinds >= 0, self._chances.ravel()[np.maximum(kinds, 0)], 0.0)
-        return Pool(np.arange(len(kinds)), chances=chances, branch=self._branch or 0)
+        everyone = np.arange(len(kinds))
+        if self.mechanism.correction == "draw":
+            return Pool(everyone, chances=chances, branch=self._branch or 0)
+        likelihood = LabelLikelihood.under(self._given, self._chances_by_prediction())
+        return Pool(everyone, chances=chances, branch=self._branch or 0, likelihood=likelihood, predicted=predicted)
+
+    def _chances_by_prediction(self) -> np.ndarray:
+        """The chance of a record by its label and predicted class, whatever the columns of the table are."""
+        assert self._chances is not None
+        classes, groups = self.context.num_classes, self._chances.shape[1]
+        labels, predicted = np.indices((classes, classes)).reshape(2, -1)
+        return self._chances.ravel()[self._cells(labels, predicted, groups)].reshape(classes, classes)
 
     # -- post-processing of noisy tables ------------------------------------------------------------------
 
     def _look_at_labels(self, on_d: np.ndarray, on_v: np.ndarray, sigma_d: float, sigma_v: float) -> None:
         (shares,), (ratio,) = table_ratios(on_d[None], on_v[None], sigma_d, sigma_v)
         self._labels = shares, ratio
-        _, chances = best_branch(shares, normalised(shares, ratio**_BEFORE), [(1.0, 1.0)])
-        self._chances = chances[:, None]
+        _, chances = self._drawn(shares, normalised(shares, ratio**_BEFORE), [(1.0, 1.0)])
+        self._chances, self._given = chances[:, None], of_class_shares(ratio)
 
     def _look(self, on_d: np.ndarray, on_v: np.ndarray, sigma_d: float, sigma_v: float) -> None:
         assert self._labels is not None
@@ -226,7 +250,16 @@ class AlignSelector:
         wanted = normalised(joint, (ratio[:, None] * tilt).ravel())
         options = [(b.concentration, b.sigma) for b in self.context.plan.branches] or [(1.0, 1.0)]
         if self._branch is None:
-            self._branch, chances = best_branch(joint, wanted, options)
+            self._branch, chances = self._drawn(joint, wanted, options)
         else:  # the steps that were charged together stay in their branch
-            _, chances = best_branch(joint, wanted, [options[self._branch]])
+            _, chances = self._drawn(joint, wanted, [options[self._branch]])
         self._chances = chances.reshape(on_d.shape)
+        self._given = of_tables(on_d, on_v, sigma_d, sigma_v)
+
+    def _drawn(
+        self, shares: np.ndarray, wanted: np.ndarray, options: Sequence[tuple[float, float]]
+    ) -> tuple[int, np.ndarray]:
+        """The branch and each cell's chance there."""
+        if self.mechanism.correction == "loss":
+            return 0, np.ones_like(wanted)
+        return best_branch(shares, wanted, options)

@@ -38,7 +38,7 @@ from cords_dp.planning.schedule import EpochPlan, Sizes, subset_schedule
 from cords_dp.selection.context import Records, SelectionContext, Selector, Weights
 from cords_dp.selection.pool import Pool
 from cords_dp.selection.releases import Releases
-from cords_dp.selection.shared import CONCENTRATIONS, rising, table_ratios
+from cords_dp.selection.tables import CONCENTRATIONS, rising, table_ratios
 
 # (labels, D's shares, ratios of V's shares to them, context) → pool
 PoolOfLabels = Callable[[np.ndarray, np.ndarray, np.ndarray, SelectionContext], Pool]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from cords_dp.errors import MechanismError
+from cords_dp.selection.likelihood import LabelLikelihood
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,8 @@ class Pool:
     chances: in [0, 1], of a record that a step has drawn to stay in it; None for 1.
     branch: which of the plan's branches the steps take, where a mechanism has several.
     levels: the branch of each record, where each takes its own for the whole run; None where all take ``branch``.
+    likelihood, predicted: how the records' labels came about (`selection.likelihood`), and the class that the released
+        model predicted for each when it looked last; both or neither. They enter a record's loss, before clipping.
     own: set by `Selections`. Of several processes each has a pool of its own records, and ``indices`` are positions
         among them; any other pool is one of the whole training set, and rank 0's counts.
 
@@ -32,6 +35,8 @@ class Pool:
     branch: int = 0
     levels: np.ndarray | None = None
     own: bool = False
+    likelihood: LabelLikelihood | None = None
+    predicted: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         indices = np.asarray(self.indices)
@@ -49,6 +54,18 @@ class Pool:
             if levels.shape != indices.shape or not np.issubdtype(levels.dtype, np.integer):
                 raise MechanismError("a pool needs as many levels as indices, whole numbers")
             object.__setattr__(self, "levels", _read_only(levels.astype(np.int64)))
+        if self.likelihood is not None or self.predicted is not None:
+            object.__setattr__(self, "predicted", _read_only(self._checked_predictions()))
+
+    def _checked_predictions(self) -> np.ndarray:
+        predicted = np.asarray(self.predicted)
+        if not isinstance(self.likelihood, LabelLikelihood) or predicted.shape != self.indices.shape:
+            raise MechanismError("a pool with a likelihood needs the predicted class of every record, and conversely")
+        if predicted.size and not np.issubdtype(predicted.dtype, np.integer):
+            raise MechanismError("a pool's predicted classes must be whole numbers")
+        if predicted.size and not 0 <= predicted.min() <= predicted.max() < self.likelihood.classes:
+            raise MechanismError("a pool's predicted classes must be among those of its likelihood")
+        return predicted.astype(np.int64)
 
     def _in_range(self, name: str) -> np.ndarray:
         values = np.array(getattr(self, name), dtype=np.float64)
@@ -67,10 +84,13 @@ class Pool:
         here = slots < len(places)
         here[here] = places[slots[here]] == self.indices[here]
 
-        def kept(values: np.ndarray | None) -> np.ndarray | None:
-            return None if values is None else values[here]
+        return replace(self.only(here), indices=slots[here], own=True)
 
-        return Pool(slots[here], kept(self.weights), kept(self.chances), self.branch, kept(self.levels), own=True)
+    def only(self, here: np.ndarray) -> Pool:
+        """The records at ``here``, a mask or positions in the pool, each as it is."""
+        each = ("indices", "weights", "chances", "levels", "predicted")
+        kept = {name: getattr(self, name)[here] for name in each if getattr(self, name) is not None}
+        return replace(self, **kept)
 
     def as_own(self) -> Pool:
         """The same pool, whose indices are positions among the records of this process."""
@@ -95,7 +115,7 @@ def checked_pool(pool: object, n: int, branches: int = 0) -> Pool:
             "register_strategy(name, build, private=True) with build(context) returning Pool(indices, weights=None, "
             "chances=None), or an object whose pool(epoch) returns one"
         )
-    pool = Pool(pool.indices, pool.weights, pool.chances, pool.branch, pool.levels, bool(pool.own))
+    pool = Pool(**{f.name: getattr(pool, f.name) for f in fields(Pool)})
     if len(pool) and int(pool.indices.max()) >= n:
         raise MechanismError("a pool's indices lie outside the training set")
     if not (isinstance(pool.branch, int) and 0 <= pool.branch < max(1, branches)):
@@ -114,7 +134,7 @@ def drawn_by_level(pool: Pool, rates: np.ndarray, sigmas: np.ndarray) -> Pool:
     assert pool.levels is not None
     chances = (rates / rates.max())[pool.levels] * (1.0 if pool.chances is None else pool.chances)
     weights = (sigmas.min() / sigmas)[pool.levels] * (1.0 if pool.weights is None else pool.weights)
-    return Pool(pool.indices, weights=weights, chances=chances, own=pool.own)
+    return replace(pool, weights=weights, chances=chances, levels=None)
 
 
 def _read_only(values: np.ndarray) -> np.ndarray:

@@ -18,6 +18,8 @@ charged to D or V. The plan is made when the loader is, from public sizes alone.
   of it, skipping a step and starting over forgo steps that stay charged. More epochs than planned are refused.
 - A step is taken by the session, on the batch that the loader drew, inside a charged step. What the loop computes of
   the batch enters the weights nowhere; its loss is only compared, so that a mistake in it is noticed (`DrawnBatch`).
+  Where the loop's loss is the plain cross entropy and the mechanism has learnt how D's labels came about
+  (`selection.likelihood`), the step minimises that likelihood; the loop writes down the plain loss and needs no change.
   One batch is good for one step, and the optimizer that was handed in refuses to step by itself (`LoopOptimizer`).
 - Not covered: what the loop itself shows of its batches, such as their sizes and losses; what it decides by them; and
   code of the loop that writes to the weights. No interface in Python prevents either.
@@ -163,9 +165,9 @@ class PrivateLoader:
         epoch = self._begin_epoch()
         try:
             for batch in self._session.batches(epoch):
-                self._batch = DrawnBatch(*batch)
-                if len(batch[1]):
-                    yield batch[0].clone(), batch[1].clone(), batch[2].clone()  # the step's own stay as they were drawn
+                drawn = self._batch = DrawnBatch(batch, self._session.labels_in(batch))
+                if len(drawn.y):
+                    yield drawn.x.clone(), drawn.y.clone(), drawn.weights.clone()  # the step's own stay as drawn
                 else:  # few models can read an empty batch, and its step is one like any other
                     self._batch.checked = True
                     assert self._optimizer is not None
@@ -189,7 +191,7 @@ class PrivateLoader:
         if self._batch is None:
             raise MechanismError("there is no batch to step on: a step belongs to a batch that the loader has drawn")
         self._batch.take()
-        self._session.step((self._batch.x, self._batch.y, self._batch.weights))
+        self._session.step(self._batch.drawn)
 
     def _watch(self, model: nn.Module) -> None:
         """Watch every forward pass of the loop, by plain functions: copies of the model do not copy the loader.
@@ -405,15 +407,23 @@ _FIX = (
 
 @dataclass
 class DrawnBatch:
-    """A drawn batch: its loss is checked, then exactly one step is taken.
+    """A drawn batch and the labels in it: its loss is checked, then exactly one step is taken.
 
-    ``checked``: its loss was seen to be the right one. ``taken``: its step was taken."""
+    ``checked``: its loss was seen to be the right one. ``taken``: its step was taken.
+    """
 
-    x: Tensor
+    drawn: Batch
     y: Tensor
-    weights: Tensor
     checked: bool = False
     taken: bool = False
+
+    @property
+    def x(self) -> Tensor:
+        return self.drawn[0]
+
+    @property
+    def weights(self) -> Tensor:
+        return self.drawn[2]
 
     def watch(self, model: nn.Module, inputs: tuple[object, ...], outputs: object, loss: nn.Module) -> None:
         """Watch a forward pass in training: its records must be this batch's, and what flows back is checked."""

@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 
 from cords_dp.data.arrays import records_at
 from cords_dp.errors import MechanismError
+from cords_dp.models.losses import kinds
 from cords_dp.selection.pool import Pool
 
 Batch = tuple[Tensor, Tensor, Tensor]
@@ -32,6 +33,8 @@ def poisson_batches(
     Formal guarantee: the inclusions are independent over records and steps and are drawn in float64 from a generator
     that nothing else uses. The number of batches is a public constant. Batches may be empty. Several processes each
     draw from their own records, by generators of their own: a batch is what all of them have drawn.
+
+    Where the pool has a likelihood, ``y`` says both a record's label and its predicted class (`models.losses`).
     """
     if not 0 < rate <= 1:
         raise MechanismError(f"a sampling rate lies in (0, 1], got {rate!r}")
@@ -40,4 +43,6 @@ def poisson_batches(
     for _ in range(steps):
         drawn = np.flatnonzero(rng.random(len(pool)) < rates)
         x, y = records_at(dataset, pool.indices[drawn])
+        if pool.likelihood is not None and pool.predicted is not None:
+            y = kinds(y, torch.from_numpy(pool.predicted[drawn]), pool.likelihood.classes)
         yield x, y, torch.ones(len(y)) if weights is None else weights[torch.from_numpy(drawn)]

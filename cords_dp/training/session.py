@@ -20,6 +20,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from cords_dp.data.prepared import featured, innermost, prepared_splits
 from cords_dp.data.shards import Share, cut_splits, no_records, places
 from cords_dp.data.sources.base import find_source
 from cords_dp.errors import ConfigError, MechanismError
+from cords_dp.models.losses import LikelihoodLoss, labels_of
 from cords_dp.noise.generators import Streams, noise_source, seed_global_generators
 from cords_dp.planning import Cost, PrivacyPlan
 from cords_dp.planning.mechanism import registered_mechanisms
@@ -338,6 +340,7 @@ class PrivateSession(Session):
         """Build the strategy and what takes steps. ``stepped``: a twin of the model, with its weights, to step on."""
         plan = self.plan
         self.loss, self.optimizer, self.scheduler = loss, optimizer, scheduler
+        self.training_loss = self._with_likelihood(loss)
         if plan.privacy.ema_decay:
             self.average = WeightAverage(self.model, plan.privacy.ema_decay)
         coins = self.streams.numpy("coins", rank=self.world.rank)  # each process tosses for its own records
@@ -347,6 +350,12 @@ class PrivateSession(Session):
         noise = noise_source(self.streams.numpy("noise"), secure=plan.privacy.secure_noise)
         self.steps = ChargedSteps(self.ledger, noise)
         self.engine = self._engine(self.model if stepped is None else stepped)
+
+    def _with_likelihood(self, loss: nn.Module) -> nn.Module:
+        """The loss that steps minimise: it can take over how D's labels came about where it is the plain one."""
+        plain = type(loss) is nn.CrossEntropyLoss and loss.weight is None and not loss.label_smoothing
+        selects = self.plan.mechanism is not None
+        return LikelihoodLoss(self.data.num_classes) if plain and selects else loss
 
     def _selections(self, coins: np.random.Generator) -> Selections | None:
         plan, data = self.plan, self.data
@@ -375,14 +384,16 @@ class PrivateSession(Session):
     def _engine(self, model: nn.Module) -> PlainEngine | PrivateEngine:
         plan, privacy = self.plan, self.plan.privacy
         if plan.noiseless:
-            return PlainEngine(model, self.optimizer, self.loss, batch_size=plan.shape.batch_size, world=self.world)
+            return PlainEngine(
+                model, self.optimizer, self.training_loss, batch_size=plan.shape.batch_size, world=self.world
+            )
         views = self._views()
         mode = self._chosen_mode(model, views)
         self.logger.info("Per-example gradients: mode %s.", mode)
         return PrivateEngine(
             model,
             self.optimizer,
-            self.loss,
+            self.training_loss,
             sigma=plan.sigma,
             max_grad_norm=privacy.max_grad_norm,
             batch_size=plan.shape.batch_size,
@@ -413,7 +424,7 @@ class PrivateSession(Session):
         modes = gradient_modes() if wanted == AUTO else (gradient_mode(wanted),)
         if views is not None:
             modes = tuple(mode for mode in modes if mode.averages_views)
-        chosen = choose_mode(model, *self._made_up_batch(), self.loss, modes, say=self.logger.info)
+        chosen = choose_mode(model, *self._made_up_batch(), self.training_loss, modes, say=self.logger.info)
         chosen = gradient_mode(self.world.share(chosen.name))
         self.ledger.note(_MODE, chosen.name)
         return chosen
@@ -452,11 +463,26 @@ class PrivateSession(Session):
         if isinstance(self.engine, PrivateEngine):
             self.engine.set_noise_multiplier(sigma)  # a branch before it may have left other noise behind
             self.steps.begin(plan, planned)
-        yield from self.drawn(pool, rate=rate, steps=planned.steps)
+        yield from self.drawn(self._take_likelihood(pool), rate=rate, steps=planned.steps)
 
     def drawn(self, pool: Pool, *, rate: float, steps: int) -> Iterator[Batch]:
         """Draw batches from a pool of D, by coins that nothing else uses."""
         return poisson_batches(self.data.train, pool, rate=rate, steps=steps, rng=self._coins)
+
+    def _take_likelihood(self, pool: Pool) -> Pool:
+        """Let the loss of this epoch be that of the pool; a loss of the user's own is left as it is."""
+        loss, given = self.training_loss, pool.likelihood
+        if not isinstance(loss, LikelihoodLoss):
+            return replace(pool, likelihood=None, predicted=None)
+        tables = (None, None) if given is None else (torch.tensor(given.given), torch.tensor(given.drawn))
+        loss.use(*tables)
+        return pool
+
+    def labels_in(self, batch: Batch) -> Tensor:
+        """Return the labels of a batch, whose targets may say more than these."""
+        return (
+            labels_of(batch[1], self.data.num_classes) if isinstance(self.training_loss, LikelihoodLoss) else batch[1]
+        )
 
     def step(self, batch: Batch) -> None:
         """Take one of the steps that were charged, on a batch as it was drawn."""

@@ -42,6 +42,7 @@ ACCOUNT, ACCOUNTS = "accounting/test_account.py::", "training/test_accounts.py::
 KILLERS, REPLAY = "mutants/test_killers.py::", "replay/test_replay.py::"
 PLAN, LEDGER, JOURNAL = "planning/test_plan.py::", "accounting/test_ledger.py::", "accounting/test_journal.py::"
 LABELS, NULL = "selection/test_labels.py::", "auditing/test_null.py::"
+LIKELIHOOD = "selection/test_likelihood.py::"
 MATCH, THRESHOLD = "selection/test_match.py::", "selection/test_threshold.py::"
 GLISTER, PICKS = "selection/test_exponential.py::", "noise/test_exponential.py::"
 REPEAT, TUNING = "accounting/test_repeat.py::", "tuning/test_plan.py::"
@@ -805,6 +806,25 @@ _SELECTION = [
         ("            self._look(on_d, on_v, sigma_d, sigma_v)\n",
          "            self._look(self._table(kinds, groups), on_v, sigma_d, sigma_v)\n"),
         REPLAY + "test_equal_releases_give_everyone_else_the_same_place[align]",
+    ),
+    _mutant(
+        "likelihood-by-the-exact-table", "the likelihood of D's labels is learnt from the exact table",
+        ("        return self._pool(kinds, predicted)\n\n    def state",
+         "        if groups > 1:\n"
+         "            self._given = of_tables(self._table(kinds, groups), on_v, sigma_d, sigma_v)\n"
+         "        return self._pool(kinds, predicted)\n\n    def state"),
+        REPLAY + "test_equal_releases_give_everyone_else_the_same_place[align]",
+    ),
+    _mutant(
+        "likelihood-normalised-over-the-batch", "a record's loss depends on the other records of its batch",
+        ("return (shown - seen) * (targets >= 0)", "return (shown - seen.mean()) * (targets >= 0)"),
+        LIKELIHOOD + "test_a_record_changes_no_other_records_loss",
+    ),
+    _mutant(
+        "likelihood-forgotten-on-resume", "a resumed run trains with the plain loss until the next look",
+        ("        self._chances, self._given = state[\"chances\"].numpy(), state[\"likelihood\"].numpy()\n",
+         "        self._chances, self._given = state[\"chances\"].numpy(), np.eye(self.context.num_classes)\n"),
+        LIKELIHOOD + "test_a_resumed_run_goes_on_with_the_same_likelihood",
     ),
     _mutant(
         "draws-stop-with-the-data", "threshold stops early when its exact pool is full",

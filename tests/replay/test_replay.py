@@ -186,12 +186,17 @@ def test_equal_releases_give_everyone_else_the_same_place(mechanism, data, recor
     there = run(case, null=record, script=here)
     for one, other in zip(here.pools, there.pools, strict=True):
         assert not case.plan.secret_pool or places(one, record) == places(other, record)
+        assert tables(one) == tables(other)  # how labels came about follows from the releases alone
         assert case.plan.secret_pool or one.indices.tolist() == other.indices.tolist()  # a released pool is a release
 
 
 def places(pool, record):
-    columns = [pool.indices, *(c for c in (pool.weights, pool.chances) if c is not None)]
+    columns = [pool.indices, *(c for c in (pool.weights, pool.chances, pool.predicted) if c is not None)]
     return [row for row in zip(*(c.tolist() for c in columns), strict=True) if row[0] != record]
+
+
+def tables(pool):
+    return None if pool.likelihood is None else [pool.likelihood.given.tolist(), pool.likelihood.drawn.tolist()]
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)

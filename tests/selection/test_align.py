@@ -17,7 +17,7 @@ from cords_dp.accounting.events import merge
 from cords_dp.data.arrays import ArrayDataset
 from cords_dp.errors import BudgetExceededError, ConfigError, MechanismError
 from cords_dp.planning import price_of_selection
-from cords_dp.selection.shared import best_branch, table_ratios
+from cords_dp.selection.tables import best_branch, table_ratios
 from cords_dp.training.resolve import resolve
 from cords_dp.training.trainer import TrainClassifier
 
@@ -127,7 +127,7 @@ def test_one_record_moves_one_cell_and_no_other_record(record, value, label):
     selectors = [Selecting(plan, train=data, model=Knows()).selector for data in (one, changed)]
     weights = Knows().state_dict()
     for groups in (1, 2, 3):
-        kinds = [s._kinds(s.context.training, weights, groups) for s in selectors]
+        kinds = [s._cells(*s.context.training.kinds(weights, 3), groups) for s in selectors]
         others = np.arange(60) != record
         assert np.array_equal(kinds[0][others], kinds[1][others])
         tables = [s._table(k, groups) for s, k in zip(selectors, kinds, strict=True)]
@@ -203,9 +203,9 @@ def test_another_branch_in_mid_run_is_refused(make_config, monkeypatch):
 
     real, calls = AlignSelector._pool, []
 
-    def wavering(self, kinds):
+    def wavering(self, *seen):
         calls.append(1)
-        return replace(real(self, kinds), branch=len(calls) % 2)
+        return replace(real(self, *seen), branch=len(calls) % 2)
 
     monkeypatch.setattr(AlignSelector, "_pool", wavering)
     with pytest.raises(MechanismError, match="stay in the branch"):

@@ -1,0 +1,133 @@
+"""The likelihood of D's labels: how they came about, estimated from released tables.
+
+Let p = softmax(logits) be the model of the validation set's world, P_V(y | x), and m[y, o] = P_D(class y, label o) /
+P_V(y). Then a record of D with features x has the label o with probability Σ_y p_y·m[y, o] / Σ_y p_y·Σ_o m[y, o]. The
+loss of a record is minus the logarithm of that (`models.losses.LikelihoodLoss`): classes that D has too few of are
+allowed for, and so are labels that were moved from one class to another. m = 1 on the diagonal is the plain loss,
+m = diag(class ratios) the balanced softmax, m without class ratios the forward correction of label noise. The model
+itself speaks for V's world, so predictions use it as it is.
+
+Under a draw with chances c[o, ŷ] (label, class predicted at the last look) the labels in a batch are those of the
+thinned D: the denominator becomes Σ_y p_y·S[y, ŷ] with S[y, ŷ] = Σ_o m[y, o]·c[o, ŷ]. The draw and the loss then do
+not correct for the same difference twice.
+
+Formal guarantee: m is a function of released noisy tables alone. A record's loss, and so its gradient, is a function of
+that record, of released weights and of released tables, and is clipped as any other: no event is added, and no value
+of m, however wrong, can raise ε.
+
+Estimating m. A[y, ŷ], how the classes are predicted, comes from V's table, whose labels are taken as right. D's is
+Σ_y P(y, o)·A[y, ŷ] plus noise: for each label o a mixture of A's rows, whose weights B[o, y] = P(class y | label o)
+an EM algorithm finds, started near the diagonal and with a pseudo-count on it. (Least squares is not stable where a
+class is rare.) Where the tables differ by no more than noise, B stays the identity.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cords_dp.errors import MechanismError
+from cords_dp.selection.tables import table_ratios
+
+_STEPS = 50  # of the EM algorithm
+_OUTSET = 0.2  # the share of a label's records that it begins with in other classes
+_PRIOR = 1.0  # pseudo-records on the diagonal, in deviations of a row's noise
+_VISIBLE = 2.0  # deviations of a cell's noise that a move between two classes has to exceed
+_LEAST = 1e-12  # of the largest entry: no label is impossible
+
+
+@dataclass(frozen=True)
+class LabelLikelihood:
+    """m[y, o] and S[y, ŷ], by class and label and by class and prediction. Functions of released values."""
+
+    given: np.ndarray
+    drawn: np.ndarray
+
+    def __post_init__(self) -> None:
+        for name in ("given", "drawn"):
+            values = np.array(getattr(self, name), dtype=np.float64)
+            if values.ndim != 2 or values.shape[0] != values.shape[1] or values.shape != np.shape(self.given):
+                raise MechanismError("a likelihood has a row and a column for each class")
+            if not (np.isfinite(values) & (values > 0)).all():
+                raise MechanismError("a likelihood's entries must be positive numbers")
+            values.flags.writeable = False
+            object.__setattr__(self, name, values)
+
+    @property
+    def classes(self) -> int:
+        return len(self.given)
+
+    @classmethod
+    def under(cls, given: np.ndarray, chances: np.ndarray) -> LabelLikelihood:
+        """The likelihood m under a draw with ``chances[label, predicted class]``."""
+        floor = _LEAST * float(given.max())
+        given = np.maximum(given, floor)
+        return cls(given, np.maximum(given @ chances, floor))
+
+
+def of_class_shares(ratio: np.ndarray) -> np.ndarray:
+    """m where only the ratio of V's class shares to D's is known."""
+    return np.diag(1 / np.clip(ratio, 1e-3, 1e3))
+
+
+def of_tables(on_d: np.ndarray, on_v: np.ndarray, sigma_d: float, sigma_v: float) -> np.ndarray:
+    """m from two noisy tables: by label and predicted class, or by label and whether the prediction is the label.
+
+    Ratios of class shares are raised to one plus the share of V that the model gets wrong: clipped and noisy steps
+    learn less of a ratio than it says, the less the harder the classes are to tell apart.
+    """
+    groups = on_d.shape[1]
+    rows_d, rows_v = np.maximum(on_d.sum(axis=1), max(sigma_d, 1.0)), on_v.sum(axis=1)
+    classes_of = class_given_label(on_d, on_v, sigma_d, sigma_v)
+    joint = rows_d[:, None] * classes_of  # records by label and class
+    in_class = joint.sum(axis=0)
+    deviation = groups**0.5
+    _, (ratio,) = table_ratios(in_class[None], rows_v[None], sigma_d * deviation, sigma_v * deviation)
+    label_given = joint / np.maximum(in_class, 1e-9)
+    return label_given.T / np.clip(ratio, 1e-3, 1e3)[:, None] ** (1 + _error(on_v))
+
+
+def _error(on_v: np.ndarray) -> float:
+    """The share of V that is predicted wrongly, each class counting as much as any other."""
+    right = np.diag(on_v) if on_v.shape[1] == len(on_v) else on_v[:, 0]
+    return float(1 - np.clip(right / np.maximum(on_v.sum(axis=1), 1.0), 0.0, 1.0).mean())
+
+
+def class_given_label(on_d: np.ndarray, on_v: np.ndarray, sigma_d: float, sigma_v: float) -> np.ndarray:
+    """B[o, y]: the share of class y among D's records with label o; the identity where tables show nothing else."""
+    classes, groups = on_d.shape
+    _, tilt = table_ratios(on_d, on_v, sigma_d, sigma_v)
+    if np.allclose(tilt, 1.0):
+        return np.eye(classes)
+    found = _by_prediction(on_d, on_v, sigma_d, sigma_v) if groups == classes else _right_or_wrong(tilt, on_v)
+    moved = np.where(np.eye(classes, dtype=bool), 0.0, found)
+    rows = np.maximum(on_d.sum(axis=1, keepdims=True), 1.0)
+    if groups == classes:
+        moved = np.where(moved * rows > _VISIBLE * sigma_d, moved, 0.0)
+    return moved + np.diag(1 - moved.sum(axis=1))
+
+
+def _by_prediction(on_d: np.ndarray, on_v: np.ndarray, sigma_d: float, sigma_v: float) -> np.ndarray:
+    classes = len(on_d)
+    predicted = np.maximum(on_v, 0.0) + max(sigma_v, 1.0) * np.eye(classes)
+    predicted /= predicted.sum(axis=1, keepdims=True)
+    counts = np.maximum(on_d, 0.0)
+    prior = _PRIOR * sigma_d * classes**0.5 * np.eye(classes)
+    found = np.full((classes, classes), _OUTSET / (classes - 1))
+    np.fill_diagonal(found, 1 - _OUTSET)
+    for _ in range(_STEPS):
+        expected = np.maximum(found @ predicted, 1e-12)
+        found = found * ((counts / expected) @ predicted.T) + prior
+        found /= np.maximum(found.sum(axis=1, keepdims=True), 1e-12)
+    return found
+
+
+def _right_or_wrong(tilt: np.ndarray, on_v: np.ndarray) -> np.ndarray:
+    """Of a label's records as many are right as its predictions are right as often as in V; the others are spread."""
+    classes = len(tilt)
+    right = np.minimum(1.0, 1 / np.maximum(tilt[:, 0], 1e-3))
+    shares = np.maximum(on_v.sum(axis=1), 0.0) + 1.0
+    others = np.where(np.eye(classes, dtype=bool), 0.0, shares)
+    others /= others.sum(axis=1, keepdims=True)
+    return np.diag(right) + (1 - right)[:, None] * others
