@@ -35,7 +35,7 @@ from cords_dp.selection.context import Weights
 from cords_dp.selection.last_layer import LastLayer, LastLayerGradients
 from cords_dp.selection.releases import Releases
 from cords_dp.selection.session import Selections
-from cords_dp.selection.shared import CONCENTRATIONS, rising, table_ratios
+from cords_dp.selection.tables import CONCENTRATIONS, rising, table_ratios
 from cords_dp.training.gradients import (
     GradientMode,
     gradient_modes,

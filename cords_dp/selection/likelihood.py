@@ -1,4 +1,4 @@
-"""The likelihood of D's labels: how they came about, estimated from released tables.
+"""Estimates from released tables how D's labels came about: the likelihood of a label.
 
 Let p = softmax(logits) be the model of the validation set's world, P_V(y | x), and m[y, o] = P_D(class y, label o) /
 P_V(y). Then a record of D with features x has the label o with probability Σ_y p_y·m[y, o] / Σ_y p_y·Σ_o m[y, o]. The
@@ -60,19 +60,19 @@ class LabelLikelihood:
 
     @classmethod
     def under(cls, given: np.ndarray, chances: np.ndarray) -> LabelLikelihood:
-        """The likelihood m under a draw with ``chances[label, predicted class]``."""
+        """Return the likelihood m under a draw with ``chances[label, predicted class]``."""
         floor = _LEAST * float(given.max())
         given = np.maximum(given, floor)
         return cls(given, np.maximum(given @ chances, floor))
 
 
 def of_class_shares(ratio: np.ndarray) -> np.ndarray:
-    """m where only the ratio of V's class shares to D's is known."""
+    """Return m where only the ratio of V's class shares to D's is known."""
     return np.diag(1 / np.clip(ratio, 1e-3, 1e3))
 
 
 def of_tables(on_d: np.ndarray, on_v: np.ndarray, sigma_d: float, sigma_v: float) -> np.ndarray:
-    """m from two noisy tables: by label and predicted class, or by label and whether the prediction is the label.
+    """Estimate m from two noisy tables: by label and predicted class, or by label and whether the prediction is the label.
 
     Ratios of class shares are raised to one plus the share of V that the model gets wrong: clipped and noisy steps
     learn less of a ratio than it says, the less the harder the classes are to tell apart.
@@ -89,13 +89,13 @@ def of_tables(on_d: np.ndarray, on_v: np.ndarray, sigma_d: float, sigma_v: float
 
 
 def _error(on_v: np.ndarray) -> float:
-    """The share of V that is predicted wrongly, each class counting as much as any other."""
+    """Return the share of V that is predicted wrongly, each class counting as much as any other."""
     right = np.diag(on_v) if on_v.shape[1] == len(on_v) else on_v[:, 0]
     return float(1 - np.clip(right / np.maximum(on_v.sum(axis=1), 1.0), 0.0, 1.0).mean())
 
 
 def class_given_label(on_d: np.ndarray, on_v: np.ndarray, sigma_d: float, sigma_v: float) -> np.ndarray:
-    """B[o, y]: the share of class y among D's records with label o; the identity where tables show nothing else."""
+    """Estimate B[o, y], the share of class y among D's records with label o: the identity where nothing else shows."""
     classes, groups = on_d.shape
     _, tilt = table_ratios(on_d, on_v, sigma_d, sigma_v)
     if np.allclose(tilt, 1.0):
@@ -124,7 +124,7 @@ def _by_prediction(on_d: np.ndarray, on_v: np.ndarray, sigma_d: float, sigma_v: 
 
 
 def _right_or_wrong(tilt: np.ndarray, on_v: np.ndarray) -> np.ndarray:
-    """Of a label's records as many are right as its predictions are right as often as in V; the others are spread."""
+    """Estimate B from how often predictions are right, beside V; wrong labels are spread over the other classes."""
     classes = len(tilt)
     right = np.minimum(1.0, 1 / np.maximum(tilt[:, 0], 1e-3))
     shares = np.maximum(on_v.sum(axis=1), 0.0) + 1.0

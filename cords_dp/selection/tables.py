@@ -13,7 +13,7 @@ _READABLE = 2.0  # a cell of D counts as read above this many deviations of its 
 
 
 def table_ratios(on_d: np.ndarray, on_v: np.ndarray, sigma_d: float, sigma_v: float) -> tuple[np.ndarray, np.ndarray]:
-    """For each row of two noisy tables: D's shares, and the ratio of V's shares to them, shrunk towards 1.
+    """Return, for each row of two noisy tables, D's shares and the ratio of V's shares to them, shrunk towards 1.
 
     Empirical Bayes: a ratio is 1 + e with e of mean 0 and variance ω², measured with an error of known variance. ω² is
     the mean of (ratio − 1)² over the records of D less what noise and sampling explain; at 0 every ratio is 1.
@@ -40,7 +40,7 @@ def table_ratios(on_d: np.ndarray, on_v: np.ndarray, sigma_d: float, sigma_v: fl
 def best_branch(
     shares: np.ndarray, ratio: np.ndarray, branches: Sequence[tuple[float, float]]
 ) -> tuple[int, np.ndarray]:
-    """The best of the branches (c, σ_c), ties to the first, and each cell's chance there; Σ shares·ratio = 1.
+    """Return the best of the branches (c, σ_c), ties to the first, and each cell's chance there; Σ shares·ratio = 1.
 
     A chance is min(1, κ·ratio), κ the smaller of two: at one the cap costs a share of V's mass, at the other a
     share 1/c of D stays, so that a batch has about its expected size. Worth of a branch: the share β times the log of
@@ -66,7 +66,7 @@ def normalised(shares: np.ndarray, ratio: np.ndarray) -> np.ndarray:
 
 
 def rising(function: Callable[[float], float], wanted: float) -> float:
-    """Where a rising function reaches a value, by bisection on a logarithmic scale."""
+    """Find where a rising function reaches a value, by bisection on a logarithmic scale."""
     low, high = 1e-9, 1e9
     for _ in range(100):
         middle = math.sqrt(low * high)
