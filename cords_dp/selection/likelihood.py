@@ -72,7 +72,7 @@ def of_class_shares(ratio: np.ndarray) -> np.ndarray:
 
 
 def of_tables(on_d: np.ndarray, on_v: np.ndarray, sigma_d: float, sigma_v: float) -> np.ndarray:
-    """Estimate m from two noisy tables: by label and predicted class, or by label and whether the prediction is the label.
+    """Estimate m from two noisy tables: by label and predicted class, or by label and whether both are the same.
 
     Ratios of class shares are raised to one plus the share of V that the model gets wrong: clipped and noisy steps
     learn less of a ratio than it says, the less the harder the classes are to tell apart.
