@@ -113,7 +113,8 @@ CORDS_STRATEGY_KEYS: Mapping[str, Key] = {
 COMMON_STRATEGY_KEYS: Mapping[str, Key] = {
     "type": Key(
         file_name, MISSING,
-        "the strategy: `FullDP`, `RandomDP`, `GLISTERDP`, `ClassWeightsDP`, `GroupRatesDP`, or CORDS' own",
+        "the strategy: `FullDP`, `RandomDP`, `GLISTERDP`, the rivals `ClassWeightsDP`, `BalancedSoftmaxDP` and "
+        "`GroupRatesDP`, or CORDS' own",
     ),
     "mechanism": Key(
         text, None,

@@ -1,6 +1,7 @@
 """The rivals of selection: what a private count of the labels alone can do against shifted class shares.
 
-`class_weights` draws uniformly and weighs the records of each class; `group_rates` gives each class a sampling rate and
+`class_weights` draws uniformly and weighs the records of each class; `balanced_softmax` draws uniformly and allows for
+the class shares in the loss (`selection.likelihood`); `group_rates` gives each class a sampling rate and
 a clip norm of its own, at the same privacy for all (the idea of adaptive sampling and clipping per group). Neither
 looks at a record again, so neither can tell a wrong label from a right one.
 
@@ -10,7 +11,7 @@ Unit: one record of D, zero-out. Released once, before training: counts of the l
 each (a record is in one cell), a Gaussian event on each. The rest is post-processing.
 
 `class_weights`: the weight w_y ∈ [0, 1] is a function of the record's label and of released counts, so a record's part
-of a step has norm at most C: the event (q, σ).
+of a step has norm at most C: the event (q, σ). `balanced_softmax`: so is its loss, whose gradient is clipped.
 
 `group_rates`: the plan has branches (q_c, σ_c), fixed before data is read. A record takes the branch of its class in
 all steps: it is drawn with probability at most q_c and weighted by w_c = σ₁/σ_c under the noise σ₁·C, where σ₁ is the
@@ -36,6 +37,7 @@ from cords_dp.errors import ConfigError
 from cords_dp.planning.mechanism import Mechanism, Release, SelectionNoise
 from cords_dp.planning.schedule import EpochPlan, Sizes, subset_schedule
 from cords_dp.selection.context import Records, SelectionContext, Selector, Weights
+from cords_dp.selection.likelihood import LabelLikelihood, of_class_shares
 from cords_dp.selection.pool import Pool
 from cords_dp.selection.releases import Releases
 from cords_dp.selection.tables import CONCENTRATIONS, rising, table_ratios
@@ -95,6 +97,23 @@ class ClassWeights(_LabelMechanism):
     def _pool(self, labels: np.ndarray, shares: np.ndarray, ratio: np.ndarray, context: SelectionContext) -> Pool:
         weights = ratio**self.power / max(float((ratio**self.power).max()), 1e-9)
         return Pool(np.arange(len(labels)), weights=_by_label(weights, labels))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BalancedSoftmax(_LabelMechanism):
+    """The balanced softmax (logit adjustment in the loss) by private class shares."""
+
+    name: ClassVar[str] = "balanced_softmax"
+    summary: ClassVar[str] = "little: one noisy count of the labels; a uniform draw, class shares corrected in the loss"
+    use_case: ClassVar[str] = "comparisons: the balanced softmax"
+
+    def build(self, context: SelectionContext) -> Selector:
+        return _LabelSelector(context, self._pool)
+
+    def _pool(self, labels: np.ndarray, shares: np.ndarray, ratio: np.ndarray, context: SelectionContext) -> Pool:
+        everyone, even = np.arange(len(labels)), np.ones((len(ratio), len(ratio)))
+        likelihood = LabelLikelihood.under(of_class_shares(ratio), even)
+        return Pool(everyone, likelihood=likelihood, predicted=np.zeros(len(labels), dtype=np.int64))
 
 
 @dataclass(frozen=True, kw_only=True)

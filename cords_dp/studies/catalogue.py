@@ -30,6 +30,8 @@ class Method:
 
 METHODS: dict[str, Method] = {
     "GLISTERDP": Method("GLISTERDP"),
+    "GLISTERDP draw": Method("GLISTERDP", {"dss_args": {"correction": "draw"}}),
+    "GLISTERDP loss": Method("GLISTERDP", {"dss_args": {"correction": "loss"}}),
     "GLISTERDP match": Method("GLISTERDP", {"dss_args": {"mechanism": "match"}}),
     "GLISTERDP threshold": Method("GLISTERDP", {"dss_args": {"mechanism": "threshold"}}),
     "GLISTERDP top_k": Method("GLISTERDP", {"dss_args": {"mechanism": "top_k"}}),
@@ -38,14 +40,17 @@ METHODS: dict[str, Method] = {
     "RandomDP": Method("RandomDP"),
     "RandomDP, secret subset": Method("RandomDP", {"dss_args": {"secret_subset": True}}),
     "ClassWeightsDP": Method("ClassWeightsDP"),
+    "BalancedSoftmaxDP": Method("BalancedSoftmaxDP"),
     "GroupRatesDP": Method("GroupRatesDP"),
     "FullDP, equal compute": Method("FullDP"),
     "FullDP": Method("FullDP"),
 }
-_RIVALS = ("ClassWeightsDP", "GroupRatesDP")  # of data that are shifted
-_ALSO = ("GLISTERDP match", "GLISTERDP threshold", "GLISTERDP top_k", "GLISTERDP frozen", *_RIVALS)
+_RIVALS = ("ClassWeightsDP", "BalancedSoftmaxDP", "GroupRatesDP")  # of data that are shifted
+_HALVES = ("GLISTERDP draw", "GLISTERDP loss")
+_ALSO = (*_HALVES, "GLISTERDP match", "GLISTERDP threshold", "GLISTERDP top_k", "GLISTERDP frozen", *_RIVALS)
 _SHIFTED = (
     "GLISTERDP",
+    *_HALVES,
     "GLISTERDP match",
     "GLISTERDP threshold",
     "RandomDP",

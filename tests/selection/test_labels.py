@@ -1,4 +1,4 @@
-"""`class_weights` and `group_rates`: what they hand over, and that no record exceeds what is charged for it."""
+"""The rivals that count labels: what they hand over, and that no record exceeds what is charged for it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from builders import make_plan
 
 from cords_dp.accounting import TRAINING_DATA, BranchMaximum, PoissonGaussian
 from cords_dp.errors import MechanismError
-from cords_dp.selection import ClassWeights, GroupRates, Pool, checked_pool
+from cords_dp.selection import BalancedSoftmax, ClassWeights, GroupRates, Pool, checked_pool
 from cords_dp.selection.labels import group_concentrations
 from cords_dp.selection.pool import drawn_by_level
 
@@ -31,6 +31,15 @@ def test_a_rare_class_weighs_most():
     pool = ClassWeights(power=1.0)._pool(labels, SHARES, RATIO, Context(None))
     np.testing.assert_allclose(pool.weights, [0.125, 0.25, 1.0, 0.0])
     assert pool.chances is None
+
+
+def test_class_shares_go_into_the_loss_of_every_record():
+    labels = np.array([0, 1, 2, -1])
+    pool = BalancedSoftmax()._pool(labels, SHARES, RATIO, Context(None))
+    assert pool.weights is None
+    assert pool.chances is None
+    np.testing.assert_allclose(np.diag(pool.likelihood.given), 1 / RATIO)
+    np.testing.assert_allclose(pool.likelihood.drawn, (1 / RATIO)[:, None].repeat(3, axis=1), rtol=1e-9)
 
 
 @pytest.mark.parametrize("highest", [1.0, 1.5, 4.5])
@@ -72,7 +81,7 @@ def test_levels_that_the_plan_does_not_have_are_refused():
         checked_pool(Pool(np.arange(2), levels=np.array([0, 0])), 5)  # a plan without branches
 
 
-@pytest.mark.parametrize("strategy", ["ClassWeightsDP", "GroupRatesDP"])
+@pytest.mark.parametrize("strategy", ["ClassWeightsDP", "BalancedSoftmaxDP", "GroupRatesDP"])
 def test_a_run_is_charged_as_planned_and_resumes(make_config, strategy):
     from cords_dp.training.trainer import TrainClassifier
 
