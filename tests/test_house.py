@@ -226,6 +226,29 @@ def test_no_two_rooms_use_each_other():
         remaining = {room: used for room, used in remaining.items() if room not in ready}
 
 
+def test_tests_mirror_the_rooms():
+    """Beside the rooms there are tests of the whole: in several processes, replayed, handled roughly, and of bugs."""
+    of_the_whole = {"distributed", "mutants", "replay", "rough"}
+    folders = {path.name for path in (REPOSITORY / "tests").iterdir() if list(path.glob("*.py"))}
+    assert folders == of_the_whole | {room for room in rooms() if (REPOSITORY / "cords_dp" / room).is_dir()}
+
+
+def test_nothing_is_replaced_at_run_time():
+    """No file sets an attribute of something that it imports, be it torch's, Opacus' or the package's own.
+
+    The importer of CORDS does, while CORDS is imported: CORDS needs what is no longer there.
+    """
+    for path in (REPOSITORY / "cords_dp").rglob("*.py"):
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        imports = [alias for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom)) for alias in node.names]
+        imported = {alias.asname or alias.name.split(".")[0] for alias in imports} - {"sys"}  # streams may be set
+        set_by_name = [n.args[0] for n in nodes if isinstance(n, ast.Call) and ast.unparse(n.func) == "setattr"]
+        targets = [target for n in nodes if isinstance(n, ast.Assign) for target in n.targets]
+        written = [target.value for target in targets if isinstance(target, ast.Attribute)]
+        replaced = {ast.unparse(owner).split(".")[0] for owner in (*written, *set_by_name)} & imported
+        assert not replaced or path.name == "cords.py", (path, replaced)
+
+
 def test_what_cords_needs_seldom_is_imported_when_it_is_called():
     code = (
         "import sys, torch; torch.set_num_threads(1); import cords_dp.training.trainer\n"
