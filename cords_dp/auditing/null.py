@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
+from cords_dp.data.record_set import RecordSet
 from cords_dp.selection import Pool, Records, match
 from cords_dp.selection.last_layer import LastLayer, LastLayerGradients
 from cords_dp.selection.releases import Releases
@@ -27,7 +27,7 @@ from cords_dp.training import session as epochs
 
 
 @contextmanager
-def nulled(dataset: Dataset, indices: np.ndarray) -> Iterator[None]:
+def nulled(dataset: RecordSet, indices: np.ndarray) -> Iterator[None]:
     """Inside, the records of ``dataset`` (the very object) at ``indices`` are null."""
     indices = np.asarray(indices, dtype=np.int64)
     with ExitStack() as patches:
@@ -41,9 +41,9 @@ def nulled(dataset: Dataset, indices: np.ndarray) -> Iterator[None]:
         yield
 
 
-def _same(records: Dataset, dataset: Dataset) -> bool:
-    """Is it the dataset, or the trainer's guard around it?"""
-    return records is dataset or getattr(records, "source", None) is dataset
+def _same(records: RecordSet, dataset: RecordSet) -> bool:
+    """Is it the set, whatever the trainer has said of its targets since?"""
+    return records.store is dataset.store and np.array_equal(records.rows, dataset.rows)
 
 
 @contextmanager
@@ -66,14 +66,14 @@ def without(pool: Pool, indices: np.ndarray) -> Pool:
     return Pool(pool.indices[kept], weights=rest(pool.weights), chances=rest(pool.chances))
 
 
-def _batches_without(real: Callable[..., Any], dataset: Dataset, indices: np.ndarray) -> Callable[..., Any]:
-    def batches(records: Dataset, pool: Pool, **rest: Any) -> Any:
+def _batches_without(real: Callable[..., Any], dataset: RecordSet, indices: np.ndarray) -> Callable[..., Any]:
+    def batches(records: RecordSet, pool: Pool, **rest: Any) -> Any:
         return real(records, without(pool, indices) if _same(records, dataset) else pool, **rest)
 
     return batches
 
 
-def _zero_rows(real: Callable[..., LastLayer], dataset: Dataset, indices: np.ndarray) -> Callable[..., LastLayer]:
+def _zero_rows(real: Callable[..., LastLayer], dataset: RecordSet, indices: np.ndarray) -> Callable[..., LastLayer]:
     def at(self: Records, *args: Any, **kwargs: Any) -> LastLayer:
         layer = real(self, *args, **kwargs)
         if not _same(self.dataset, dataset):
@@ -87,11 +87,11 @@ def _zero_rows(real: Callable[..., LastLayer], dataset: Dataset, indices: np.nda
 
 
 def _zero_unit_gradients(
-    real: Callable[..., LastLayerGradients], dataset: Dataset, indices: np.ndarray
+    real: Callable[..., LastLayerGradients], dataset: RecordSet, indices: np.ndarray
 ) -> Callable[..., LastLayerGradients]:
     def uniform_gradients(inputs: Tensor, labels: Tensor, classes: int) -> LastLayerGradients:
         found = real(inputs, labels, classes)
-        if len(inputs) != len(dataset):  # type: ignore[arg-type]  # the other of D and V
+        if len(inputs) != len(dataset):  # the other of D and V
             return found
         # a real record's input begins with 1, also where the rest of it is not finite and was made zero
         there = _marked(inputs, indices)
@@ -107,11 +107,11 @@ def _marked(inputs: Tensor, indices: np.ndarray) -> Tensor:
     return ~(null & (inputs == 0).all(dim=1))[:, None]
 
 
-def _no_cells(real: Callable[..., np.ndarray], dataset: Dataset, indices: np.ndarray) -> Callable[..., np.ndarray]:
+def _no_cells(real: Callable[..., np.ndarray], dataset: RecordSet, indices: np.ndarray) -> Callable[..., np.ndarray]:
     def tail_counts(self: Releases, name: str, scores: np.ndarray, labels: np.ndarray, **rest: Any) -> np.ndarray:
         release = self._declared.get(name)
         # only D and V have histograms; which of the two is nulled shows by the release's own dataset
-        if release is not None and release.dataset == getattr(dataset, "audited_as", release.dataset):
+        if release is not None and release.dataset == getattr(dataset.store, "audited_as", release.dataset):
             scores = np.array(scores, dtype=np.float64)
             scores[indices] = np.nan
         return real(self, name, scores, labels, **rest)

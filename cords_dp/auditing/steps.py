@@ -11,7 +11,7 @@ from scipy.stats import beta
 from cords_dp.accounting import PoissonGaussian, calibrate
 from cords_dp.auditing.cost import epsilon_at
 from cords_dp.auditing.findings import Finding
-from cords_dp.auditing.toys import CRITERION, AuditedSet, OneLinearLayer, along_canaries, canaries
+from cords_dp.auditing.toys import CRITERION, OneLinearLayer, along_canaries, audited_set, canaries
 from cords_dp.auditing.trade_off import Counts, epsilon_of_events
 from cords_dp.noise.generators import noise_source, secure_generator
 from cords_dp.planning import PrivacyPlan
@@ -76,7 +76,7 @@ def _samples(plan: PrivacyPlan, mode: str, rate: float, steps: int, copies: int 
     automatic = privacy.clipping == "automatic"
     steps_of = AuditedSteps(_CANARIES, mode, sigma=plan.sigma, clip=privacy.max_grad_norm, normalise=automatic)
     x, y = canaries(_CANARIES, _CANARIES)
-    dataset = AuditedSet(np.tile(x, (copies, 1)), np.tile(y, copies))
+    dataset = audited_set(np.tile(x, (copies, 1)), np.tile(y, copies))
     inside, outside = [], []
     for _ in range(steps):
         included = coins.random(_CANARIES) < 0.5
@@ -91,7 +91,7 @@ def _samples(plan: PrivacyPlan, mode: str, rate: float, steps: int, copies: int 
 def audit_rate(plan: PrivacyPlan, *, steps: int) -> Finding:
     """How often the real sampler draws a record, against the charged rate."""
     n, rate = 500, plan.shape.rate
-    dataset = AuditedSet(np.zeros((n, 1), dtype=np.float32), np.zeros(n, dtype=np.int64))
+    dataset = audited_set(np.zeros((n, 1), dtype=np.float32), np.zeros(n, dtype=np.int64))
     batches = poisson_batches(dataset, Pool.everything(n), rate=rate, steps=steps, rng=secure_generator())
     drawn, total = sum(len(y) for _, y, _ in batches), n * steps
 
@@ -129,7 +129,7 @@ def audit_training(epsilon: float, *, trainings: int, delta: float = 1e-3) -> Fi
 
 def _final_weights(pool: Pool, sigma: float, rate: float, steps: int, trainings: int) -> Iterator[float]:
     records, clip, learning_rate = 8, 1.0, 0.1
-    dataset = AuditedSet(*canaries(records, records))
+    dataset = audited_set(*canaries(records, records))
     model = OneLinearLayer(records)
     optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
     noise, coins = noise_source(secure_generator()), secure_generator()

@@ -8,17 +8,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cords_dp.data.arrays import ArrayDataset
+from cords_dp.data.record_set import ArrayStore, RecordSet
 
 CRITERION = nn.CrossEntropyLoss(reduction="none")
 _INPUTS = 6
 LENGTH = 100.0  # of a canary: its gradient is far longer than any clip norm
 
 
-class AuditedSet(ArrayDataset):
-    """An array dataset that knows whether it plays D or V."""
+class AuditedStore(ArrayStore):
+    """Records in memory that know whether they play D or V."""
 
     audited_as = "D"
+
+
+def audited_set(x: np.ndarray, y: np.ndarray) -> RecordSet[AuditedStore]:
+    return RecordSet(AuditedStore(x, y))
 
 
 class OneLinearLayer(nn.Module):

@@ -14,7 +14,7 @@ import numpy as np
 
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, GumbelFreeze, Ledger
 from cords_dp.auditing.null import nulled
-from cords_dp.auditing.toys import CRITERION, AuditedSet, SmallNet, Toy
+from cords_dp.auditing.toys import CRITERION, SmallNet, Toy, audited_set
 from cords_dp.errors import MechanismError
 from cords_dp.noise.generators import secure_generator
 from cords_dp.noise.primitives import tail_histogram
@@ -107,9 +107,9 @@ class Bench:
     """A mechanism with D, V and a model, at released weights."""
 
     def __init__(self, plan: PrivacyPlan, toy: Toy):
-        self.plan, self.classes, self.training = plan, toy.classes, AuditedSet(*toy.training)
-        self.validation = AuditedSet(*toy.validation)
-        self.validation.audited_as = VALIDATION_DATA
+        self.plan, self.classes, self.training = plan, toy.classes, audited_set(*toy.training)
+        self.validation = audited_set(*toy.validation)
+        self.validation.store.audited_as = VALIDATION_DATA
         self.model = SmallNet(classes=toy.classes)
         self.weights = {name: value.clone() for name, value in self.model.state_dict().items()}
         self.releases = {r.name: r for r in plan.releases()}

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from cords_dp.config.values import folder, path
-from cords_dp.data.arrays import RawData
-from cords_dp.data.images import PixelConstants
+from cords_dp.data.record_set import PixelConstants, RawData
 from cords_dp.data.sources.base import Facts, find_source, source_names
 from cords_dp.errors import ConfigError, DatasetUnavailableError
 

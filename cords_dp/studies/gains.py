@@ -19,13 +19,12 @@ import pandas as pd
 import torch
 from dotmap import DotMap
 from torch import nn
-from torch.utils.data import Dataset
 
 from cords_dp.config import PrivacySettings, thawed_copy, to_plain
-from cords_dp.data.arrays import sequential_batches
 from cords_dp.data.published import DATASETS, dataset_name
+from cords_dp.data.record_set import RecordSet, sequential_batches
 from cords_dp.data.sources.table.schema import Categorical
-from cords_dp.data.sources.table.store import TableDataset
+from cords_dp.data.sources.table.store import TableStore
 from cords_dp.errors import ConfigError
 from cords_dp.noise.primitives import pick_probabilities
 from cords_dp.planning import PrivacyPlan, build_plan
@@ -110,7 +109,7 @@ def _exact_gains(trainer: TrainClassifier) -> np.ndarray:
     assert model is not None
     _, criterion = trainer.loss_function()
 
-    def gradients(dataset: Dataset) -> LastLayerGradients:
+    def gradients(dataset: RecordSet) -> LastLayerGradients:
         return last_layer(model, criterion, dataset, linear_layer=True, device="cpu").gradients
 
     v = gradients(data.validation).clipped_sum(1.0).float()
@@ -136,18 +135,11 @@ def execute_by_group(config: Mapping[str, Any], *, column: str) -> dict[str, byt
 
 
 @torch.no_grad()
-def group_accuracies(model: nn.Module, dataset: Dataset, column: str) -> dict[str, float]:
+def group_accuracies(model: nn.Module, dataset: RecordSet[TableStore], column: str) -> dict[str, float]:
     """The share of right predictions for each category of a column that occurs in the (public) test set."""
     model.eval()
     right = np.concatenate([(model(x).argmax(1) == y).numpy() for x, y in sequential_batches(dataset, _BATCH)])
-    codes, categories = _groups(dataset, column)
-    return {name: float(right[codes == code].mean()) for code, name in enumerate(categories) if (codes == code).any()}
-
-
-def _groups(dataset: Any, column: str) -> tuple[np.ndarray, tuple[str, ...]]:
-    while not isinstance(dataset, TableDataset):
-        dataset = dataset.source  # whatever reads the table for the model
-    place = [coded.name for coded in dataset.encoding.coded].index(column)
-    known = dataset.encoding.coded[place]
+    known = next(coded for coded in dataset.store.encoding.coded if coded.name == column)
     assert isinstance(known, Categorical)
-    return dataset.stored["codes"][dataset.rows, place], known.categories
+    codes, categories = dataset.store.codes(column)[dataset.rows], known.categories
+    return {name: float(right[codes == code].mean()) for code, name in enumerate(categories) if (codes == code).any()}

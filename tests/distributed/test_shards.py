@@ -9,16 +9,16 @@ import pyarrow as pa
 import pyarrow.parquet as pa_parquet
 import pytest
 import torch
+from builders import guarded
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
 from cords_dp.config import frozen_copy
-from cords_dp.data.arrays import ArrayDataset, Splits
+from cords_dp.data.build import data_binding
 from cords_dp.data.feature_cache import with_features
-from cords_dp.data.handed_over import GuardedDataset, data_binding
-from cords_dp.data.prepared import innermost
-from cords_dp.data.shards import Part, Share, cut, cut_splits, no_records, part_inside, places, whole_size
+from cords_dp.data.handed_over import as_records
+from cords_dp.data.record_set import Share, Splits, array_set, cut_splits
 from cords_dp.data.sources.arrays import ArraySource
 from cords_dp.data.sources.table import TableSource
 from cords_dp.errors import ConfigError, DataError, MechanismError
@@ -26,7 +26,7 @@ from cords_dp.selection import Pool
 
 
 def parts_of(dataset, size, weights=()):
-    return [cut(dataset, Share(rank, size, weights)) for rank in range(size)]
+    return [as_records(dataset).cut(Share(rank, size, weights)) for rank in range(size)]
 
 
 @given(
@@ -64,23 +64,23 @@ class Noting(Dataset):
 
 def shuffled(n=50, picked=40):
     order = np.random.default_rng(0).permutation(n)[:picked]
-    return ArrayDataset(np.arange(n, dtype=np.float32)[:, None], np.arange(n) % 2, rows=order)
+    return array_set(np.arange(n, dtype=np.float32)[:, None], np.arange(n) % 2, rows=order)
 
 
 @pytest.mark.parametrize("weights", [(), (3.0, 0.0, 1.0)])
-@pytest.mark.parametrize("make", [shuffled, lambda: GuardedDataset(shuffled(), 2), lambda: Noting(40)])
+@pytest.mark.parametrize("make", [shuffled, lambda: guarded(shuffled(), 2), lambda: Noting(40)])
 def test_every_record_lies_in_one_part(make, weights):
     whole = make()
     everything = {float(whole[i][0]) for i in range(len(whole))}
     seen = []
     for part in parts_of(whole, 3, weights):
         x, y = part.batch(np.arange(len(part)))
-        assert len(x) == len(y) == len(part) == len(places(part))
-        assert whole_size(part) == 40
-        for value, place in zip(x[:, 0].tolist(), places(part), strict=True):
+        assert len(x) == len(y) == len(part) == len(part.places)
+        assert part.total == 40
+        for value, place in zip(x[:, 0].tolist(), part.places, strict=True):
             assert value == float(whole[int(place)][0])
         seen += x[:, 0].tolist()
-        empty = no_records(part)
+        empty = part.no_records()
         assert empty[0].shape == (0, 1)
     assert len(seen) == 40
     assert set(seen) == everything
@@ -88,7 +88,7 @@ def test_every_record_lies_in_one_part(make, weights):
 
 def test_a_part_of_arrays_holds_no_row_of_another():
     for part in parts_of(shuffled(), 2):
-        store = part.source
+        store = part.store
         start, stop = Share(int(store.x.min()) // 25, 2).bounds(50)
         assert store.x[:, 0].tolist() == list(range(start, stop))
         assert store.x.untyped_storage().nbytes() == 25 * 4  # a copy: a view would hold all of it
@@ -96,7 +96,7 @@ def test_a_part_of_arrays_holds_no_row_of_another():
 
 def test_of_a_set_that_was_handed_over_each_rank_reads_its_own_records():
     data = Noting(40)
-    part = parts_of(GuardedDataset(data, 2), 4)[1]
+    part = parts_of(guarded(data, 2), 4)[1]
     part.batch(np.arange(len(part)))
     assert set(data.read) == set(range(10, 20))
 
@@ -109,11 +109,11 @@ def test_the_parts_of_a_pool_are_the_pool(size, random):
     pool = Pool(indices, weights=values, chances=values / 2, branch=1, levels=indices % 2)
     found = {}
     for part in parts_of(whole, size) if size > 1 else []:
-        own = pool.among(places(part))
+        own = pool.among(part.places)
         assert own.own
         assert own.branch == 1
         for index, w, c, level in zip(own.indices, own.weights, own.chances, own.levels, strict=True):
-            found[int(places(part)[index])] = (w, c, level)
+            found[int(part.places[index])] = (w, c, level)
     if size > 1:
         wanted = zip(pool.indices, pool.weights, pool.chances, pool.levels, strict=True)
         assert found == {int(i): (w, c, level) for i, w, c, level in wanted}
@@ -134,7 +134,7 @@ class Doubling:
 
 
 @pytest.mark.parametrize("kept", [True, False])
-@pytest.mark.parametrize("make", [lambda: GuardedDataset(shuffled(), 2), lambda: Noting(40)])
+@pytest.mark.parametrize("make", [lambda: guarded(shuffled(), 2), lambda: Noting(40)])
 def test_each_rank_computes_the_features_of_its_own_range(make, kept, tmp_path):
     whole, computed = make(), []
     for rank, part in enumerate(parts_of(whole, 3, (1.0, 0.0, 1.0))):
@@ -146,7 +146,7 @@ def test_each_rank_computes_the_features_of_its_own_range(make, kept, tmp_path):
         raw, labels = part.batch(np.arange(len(part)))
         assert torch.equal(x, 2 * raw)
         assert torch.equal(y, labels)
-        assert np.array_equal(places(ready), places(part))
+        assert np.array_equal(ready.places, part.places)
         computed += transform.seen
     assert len(computed) == len(set(computed))
     assert len(list(tmp_path.glob("*.npy"))) == (2 if kept else 0)
@@ -188,7 +188,7 @@ def test_ranks_read_their_ranges_of_a_table_and_together_all_of_it(kind, cache, 
     parts = [source.build_part(section, np.random.default_rng(0), share) for share in shares]
     for number in range(3):
         x, y = whole[number].batch(np.arange(len(whole[number])))
-        got = [(part[number].batch(np.arange(len(part[number]))), places(part[number])) for part in parts]
+        got = [(part[number].batch(np.arange(len(part[number]))), part[number].places) for part in parts]
         rows = sorted(((*r.tolist(), float(t)) for (px, py), _ in got for r, t in zip(px, py, strict=True)))
         assert rows == sorted((*r.tolist(), float(t)) for r, t in zip(x, y, strict=True))
         if number < 2:  # of the test set, records without a label are left out
@@ -198,7 +198,7 @@ def test_ranks_read_their_ranges_of_a_table_and_together_all_of_it(kind, cache, 
                 assert torch.equal(py, y[where])
     for part, share in zip(parts, shares, strict=True):
         start, stop = share.bounds(97)
-        assert all(len(part[number].source.stored) == stop - start for number in range(3))
+        assert all(len(part[number].store) == stop - start for number in range(3))
     config = {"dataset": frozen_copy(section)}
     assert data_binding(config, 0, parts[1], built=True) == data_binding(config, 0, whole, built=True)
 
@@ -230,10 +230,10 @@ def test_a_rank_maps_its_range_of_an_array_file(tmp_path):
         )
         for part in (read, cut_splits(whole, Share(rank, 2))):
             for number in range(3):
-                store, where = part[number].source, places(part[number])
+                store, where = part[number].store, part[number].places
                 assert isinstance(store.x, np.memmap)
                 assert np.array_equal(store.x, x[50 * rank : 50 * rank + 50])
-                assert len(store.all_targets) == 50
+                assert len(store.all_labels) == 50
                 got = part[number].batch(np.arange(len(part[number])))
                 if number < 2:
                     assert all(torch.equal(a, b) for a, b in zip(got, whole[number].batch(where), strict=True))
@@ -252,15 +252,16 @@ def test_a_set_is_bound_before_it_is_cut():
 
 def test_a_sum_over_records_that_other_ranks_hold_too_is_refused():
     """A source's own sets cannot be cut: its sums before training would count every record once a process."""
-    part = cut(Noting(40), Share(0, 2))
+    part = as_records(Noting(40)).cut(Share(0, 2))
     with pytest.raises(MechanismError, match="cannot be cut"):
-        innermost(part)
-    own = cut(GuardedDataset(shuffled(), 2), Share(0, 2))
-    assert innermost(own) is part_inside(own).source
+        part.handed_out()
+    own = guarded(shuffled(), 2).cut(Share(0, 2))
+    assert own.handed_out().store is own.store
+    assert own.handed_out().target is None
 
 
 def test_parts_of_one_process_are_the_set_itself():
     whole = shuffled()
-    assert cut(whole, Share()) is whole
-    assert places(whole) is None
-    assert not isinstance(cut(whole, Share()), Part)
+    assert whole.cut(Share()) is whole
+    assert whole.places is None
+    assert whole.total == len(whole)

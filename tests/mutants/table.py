@@ -240,10 +240,10 @@ _CLIPPING = [
     ),
     _mutant(
         "padded-with-others", "a collate function sees the whole batch",
-        ("        return one_by_one(self, np.asarray(indices))\n",
+        ("        return collated([self.record(int(row)) for row in rows], lambda: self.record(0))\n",
          "        if self.collate is not None:\n"
-         "            return self.collate([self.source[int(i)] for i in indices])\n"
-         "        return one_by_one(self, np.asarray(indices))\n"),
+         "            return self.collate([self.source.record(int(row)) for row in rows])\n"
+         "        return collated([self.record(int(row)) for row in rows], lambda: self.record(0))\n"),
         PADDING + "test_a_row_is_a_function_of_its_record",
     ),
     _mutant(
@@ -505,13 +505,15 @@ _SAMPLING = [
     ),
     _mutant(
         "ranks-repeat-records", "every process holds all records: each has several coins and counts several times",
-        ("start, stop = share.bounds(dataset.store_size)", "start, stop = 0, dataset.store_size"),
+        ("start, stop = share.bounds(len(self.store))", "start, stop = 0, len(self.store)"),
         LAW + "test_every_record_of_every_rank_has_one_independent_coin_in_every_step",
         SHARDS + "test_every_record_lies_in_one_part",
     ),
     _mutant(
         "ranks-read-each-others-records", "of a set that was handed over every process reads all records",
-        ("where = np.arange(*share.bounds(len(dataset)))", "where = np.arange(len(dataset))"),
+        ("        return self.source.read(rows + self.start)\n",
+         "        x, y = self.source.read(np.arange(len(self.source)))\n"
+         "        return x[rows + self.start], y[rows + self.start]\n"),
         SHARDS + "test_of_a_set_that_was_handed_over_each_rank_reads_its_own_records",
     ),
     _mutant(
@@ -531,7 +533,8 @@ _SAMPLING = [
     ),
     _mutant(
         "fit-counts-records-twice", "what is fitted on D before training is summed over all records in every process",
-        ("isinstance(dataset, Part) and isinstance(dataset.source, Picks)", "False"),
+        ('    raise MechanismError(\n            "the source hands out sets',
+         '    if False:\n            raise MechanismError(\n            "the source hands out sets'),
         SHARDS + "test_a_sum_over_records_that_other_ranks_hold_too_is_refused",
     ),
     _mutant(
@@ -1031,7 +1034,7 @@ _LEAKS = [
 _TABLES = [
     _mutant(
         "own-rows-in-binding", "whatever a user's dataset calls rows goes into the digest of the data",
-        ('(built and hasattr(dataset, "rows"))', 'hasattr(dataset, "rows")'),
+        ('if built and hasattr(dataset, "rows"):', 'if hasattr(dataset, "rows"):'),
         "data/test_sources.py::test_a_ledger_is_bound_to_the_rows_and_not_to_a_folder",
     ),
     _mutant(
@@ -1098,13 +1101,13 @@ _TABLES = [
     ),
     _mutant(
         "scales-of-other-rows", "scales are fitted on rows outside of D, which are charged elsewhere",
-        ("records = dataset.stored[dataset.rows[indices]]", "records = dataset.stored[indices]"),
+        ("records = dataset.store.stored[dataset.rows[indices]]", "records = dataset.store.stored[indices]"),
         SCALING + "test_the_sum_is_over_the_records_of_d_alone",
     ),
     _mutant(
         "scales-exact", "scales are fitted on exact sums",
-        ("released = releases.gaussian(preparation.name, source.sums(innermost(data.train)))",
-         "released = source.sums(innermost(data.train))"),
+        ("released = releases.gaussian(preparation.name, source.sums(data.train.handed_out()))",
+         "released = source.sums(data.train.handed_out())"),
         SCALING + "test_the_noise_has_the_law_of_the_charged_event",
     ),
     _mutant(
@@ -1291,7 +1294,7 @@ _FROZEN = [
     ),
     _mutant(
         "features-without-guard", "cached features of a record with an impossible label count",
-        ("        return GuardedDataset(inner, dataset.num_classes)\n", "        return inner\n"),
+        ("    return records.with_store(FeatureStore(", "    return RecordSet(records.store).with_store(FeatureStore("),
         FEATURES + "test_an_impossible_label_makes_features_void_whatever_is_cached",
     ),
     _mutant(
@@ -1320,7 +1323,7 @@ _FROZEN = [
         "model-json-counts", "model.json tells how many records have which label",
         ("        source=trainer.card() if trainer.built else None,\n",
          "        source={**(trainer.card() or {}),\n"
-         '                "counts": [int((trainer.data.train.source.targets == c).sum()) for c in range(outputs)]},\n'),
+         '                "counts": [int((trainer.data.train.targets == c).sum()) for c in range(outputs)]},\n'),
         PREDICT + "test_a_model_json_holds_public_facts_only",
     ),
     _mutant(

@@ -19,7 +19,7 @@ import torch
 from builders import CE, Net
 
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, Ledger
-from cords_dp.data.arrays import ArrayDataset
+from cords_dp.data.record_set import RecordSet
 from cords_dp.selection import Records, SelectionContext
 from cords_dp.selection import releases as module
 from cords_dp.selection.last_layer import LastLayer, LastLayerGradients
@@ -158,8 +158,8 @@ class Case:
     """A plan, records, a model and how loud the frozen noise is."""
 
     plan: Any
-    train: ArrayDataset
-    validation: ArrayDataset
+    train: RecordSet
+    validation: RecordSet
     classes: int
     hidden: int
     seed: int
@@ -167,7 +167,7 @@ class Case:
 
     def model(self) -> Net:
         torch.manual_seed(self.seed)
-        return Net(dim=self.train.x.shape[1], classes=self.classes, hidden=self.hidden)
+        return Net(dim=self.train.store.x.shape[1], classes=self.classes, hidden=self.hidden)
 
 
 def run(case: Case, *, null: int | None = None, null_in: str = TRAINING_DATA, script: Tape | None = None) -> Tape:
@@ -175,7 +175,7 @@ def run(case: Case, *, null: int | None = None, null_in: str = TRAINING_DATA, sc
     tape, plan, model = Tape(), case.plan, case.model()
     at = {TRAINING_DATA: None, VALIDATION_DATA: None, null_in: null}
 
-    def records(dataset: ArrayDataset, side: str) -> Nulled:
+    def records(dataset: RecordSet, side: str) -> Nulled:
         return Nulled(dataset, model, CE, "cpu", null=at[side])
 
     context = SelectionContext(
