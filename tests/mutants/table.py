@@ -32,7 +32,7 @@ def _mutant(name: str, bug: str, *patches_and_tests: tuple[str, str] | str) -> M
 ENGINE, MODES = "training/test_engine.py::", "training/test_modes.py::"
 BOOK = "training/test_bookkeeping.py::"
 PADDING, LOSSES, WANDB = (
-    "data/test_padding.py::",
+    "data/test_handed_over.py::",
     "training/test_losses.py::",
     "training/test_weights_and_biases.py::",
 )
@@ -48,7 +48,7 @@ REPEAT, TUNING = "accounting/test_repeat.py::", "tuning/test_plan.py::"
 TUNE, LOOP = "tuning/test_tune.py::", "training/test_loop.py::"
 TABLE, SCALING = "data/test_table.py::", "data/test_table_scaling.py::"
 OWNER, REGRESSION = "data/test_table_owner.py::", "training/test_regression.py::"
-LAW, SHARDS = "distributed/test_law.py::", "distributed/test_shards.py::"
+LAW, RECORD_SET = "distributed/test_law.py::", "data/test_record_set.py::"
 NOISE, QUANTILE, POISSON = (
     "noise/test_noise.py::",
     "noise/test_quantile.py::",
@@ -411,6 +411,22 @@ _HANDED_OVER = [
         ("    if isinstance(dataset, ConcatDataset):\n", "    if False:\n"),
         BAD_DATA + "test_sets_that_share_records_are_refused",
     ),
+    _mutant(
+        "shared-memory", "tensors of D and of V that lie in the same memory are taken for sets apart",
+        ("    return bool((first < last).any())  #", "    return False  #"),
+        BAD_DATA + "test_sets_that_share_records_are_refused",
+    ),
+    _mutant(
+        "labels-beyond-the-classes", "a record whose label is no class counts as one of class 0",
+        ("        known = (y >= 0) & (y < self.count)\n", "        known = y >= -1\n"),
+        RECORD_SET + "test_labels_are_those_of_the_records_and_impossible_ones_do_no_harm",
+        BAD_DATA + "test_a_label_that_is_no_class_makes_its_record_void",
+    ),
+    _mutant(
+        "test-set-unguarded", "where a loop has no test set, V is read unguarded in its place",
+        ("            parts.append(parts[1])\n", "            parts.append(as_records(data.validation))\n"),
+        BAD_DATA + "test_without_a_test_set_the_guarded_v_stands_in_its_place",
+    ),
 ]  # fmt: skip
 
 _REGISTERED = [
@@ -507,19 +523,19 @@ _SAMPLING = [
         "ranks-repeat-records", "every process holds all records: each has several coins and counts several times",
         ("start, stop = share.bounds(len(self.store))", "start, stop = 0, len(self.store)"),
         LAW + "test_every_record_of_every_rank_has_one_independent_coin_in_every_step",
-        SHARDS + "test_every_record_lies_in_one_part",
+        RECORD_SET + "test_every_record_lies_in_one_part",
     ),
     _mutant(
         "ranks-read-each-others-records", "of a set that was handed over every process reads all records",
         ("        return self.source.read(rows + self.start)\n",
          "        x, y = self.source.read(np.arange(len(self.source)))\n"
          "        return x[rows + self.start], y[rows + self.start]\n"),
-        SHARDS + "test_of_a_set_that_was_handed_over_each_rank_reads_its_own_records",
+        RECORD_SET + "test_of_a_set_that_was_handed_over_each_rank_reads_its_own_records",
     ),
     _mutant(
         "table-range-off-by-one", "ranges of a CSV file overlap by a line",
         ("int(ends[min(last, lines) - 1])]", "int(ends[min(last, lines - 1)])]"),
-        SHARDS + "test_ranks_read_their_ranges_of_a_table_and_together_all_of_it",
+        RECORD_SET + "test_ranks_read_their_ranges_of_a_table_and_together_all_of_it",
     ),
     _mutant(
         "selection-noise-by-every-rank", "each process adds noise to what a selection releases",
@@ -535,7 +551,7 @@ _SAMPLING = [
         "fit-counts-records-twice", "what is fitted on D before training is summed over all records in every process",
         ('    raise MechanismError(\n            "the source hands out sets',
          '    if False:\n            raise MechanismError(\n            "the source hands out sets'),
-        SHARDS + "test_a_sum_over_records_that_other_ranks_hold_too_is_refused",
+        RECORD_SET + "test_a_sum_over_records_that_other_ranks_hold_too_is_refused",
     ),
     _mutant(
         "parts-overlap", "processes with different configs cut the records differently and hold some of them twice",
@@ -823,7 +839,7 @@ _ACCOUNTING = [
         "quote-reaches-further", "a quotation mark that is not closed swallows the texts after it",
         ("for fields in (_fields(line, separator) for line in lines):",
          "for fields in csv.reader(lines, delimiter=separator):"),
-        "data/test_own_texts.py::test_a_line_is_a_record_whatever_is_in_it",
+        "data/test_texts.py::test_a_line_is_a_record_whatever_is_in_it",
     ),
     _mutant(
         "gumbel-one-direction", "a freeze is charged for scores that rise, not for those that fall",
@@ -1035,13 +1051,13 @@ _TABLES = [
     _mutant(
         "own-rows-in-binding", "whatever a user's dataset calls rows goes into the digest of the data",
         ('if built and hasattr(dataset, "rows"):', 'if hasattr(dataset, "rows"):'),
-        "data/test_sources.py::test_a_ledger_is_bound_to_the_rows_and_not_to_a_folder",
+        "data/test_base.py::test_a_ledger_is_bound_to_the_rows_and_not_to_a_folder",
     ),
     _mutant(
         "source-unguarded", "records of the user's own with an impossible label take part",
         ('own = given is not None or find_source(run.config["dataset"].get("name")) is not None',
          "own = given is not None"),
-        "data/test_sources.py::test_a_source_trains_and_its_private_sets_are_guarded",
+        "data/test_base.py::test_a_source_trains_and_its_private_sets_are_guarded",
     ),
     _mutant(
         "bad-lines-dropped", "a line with another number of fields is no record: n depends on it",

@@ -244,6 +244,13 @@ def test_a_record_that_cannot_be_read_is_null():
     assert unreadable_records(Scans(bad=(0, 7, 8, 9))) == [0, 7, 8, 9]
 
 
+def test_without_a_test_set_the_guarded_v_stands_in_its_place():
+    """A loop's V was read unguarded: an unreadable first record ended the run, with its reader's words."""
+    data = checked_splits(Splits(listed(), Scans(100, bad=(0, 7), seed=1), None, 3), private=True)
+    assert data.test is data.validation
+    assert torch.isnan(data.test[0][0]).all()
+
+
 def test_a_set_without_a_readable_record_is_refused():
     with pytest.raises(DataError, match="no record"):
         checked_splits(splits(Listed([None] * 20)), private=True)
@@ -321,6 +328,10 @@ def shared_sets():
         "tensors overlap": (
             TensorDataset(tensors[0][:200], tensors[1][:200]), TensorDataset(tensors[0][150:], tensors[1][150:]), other,
         ),
+        "rows of tensors that overlap": (
+            Subset(TensorDataset(tensors[0][:200]), [160]), Subset(TensorDataset(tensors[0][150:]), [10]), other,
+        ),
+        "columns of one tensor": (TensorDataset(tensors[0][:, :3]), Subset(TensorDataset(tensors[0]), [7]), other),
     }  # fmt: skip
 
 
@@ -341,6 +352,8 @@ def test_sets_apart_are_accepted():
     joined = ConcatDataset([Subset(whole, range(50)), Subset(whole, range(50, 100))])
     joined_apart = Splits(Subset(joined, range(40, 90)), Subset(whole, [*range(40), *range(90, 200)]), listed(50, 2), 3)
     refuse_shared_records(joined_apart, validation_is_read=True)
+    rows = Subset(TensorDataset(tensors[0][:200]), [160]), Subset(TensorDataset(tensors[0][150:]), [11, 60])
+    refuse_shared_records(Splits(*rows, listed(50, 2), 3), validation_is_read=True)
     same = Splits(whole, whole, listed(50, 2), 3)
     refuse_shared_records(same, validation_is_read=False)  # FullDP reads no V
 

@@ -1,4 +1,4 @@
-"""Parts of data sets: every record in one of them, nothing of the others held or read."""
+"""Record sets: one contract for every store; and parts: every record in one of them, nothing of the others read."""
 
 from __future__ import annotations
 
@@ -12,17 +12,36 @@ import torch
 from builders import guarded
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset
 
 from cords_dp.config import frozen_copy
 from cords_dp.data.build import data_binding
-from cords_dp.data.feature_cache import with_features
-from cords_dp.data.handed_over import as_records
-from cords_dp.data.record_set import Share, Splits, array_set, cut_splits
-from cords_dp.data.sources.arrays import ArraySource
+from cords_dp.data.feature_cache import FeatureStore, with_features
+from cords_dp.data.handed_over import DatasetStore, PaddedStore, ReadableStore, as_records
+from cords_dp.data.record_set import (
+    ArrayStore,
+    ClassTarget,
+    RangeOfStore,
+    RecordSet,
+    Share,
+    Splits,
+    Store,
+    array_set,
+    cut_splits,
+)
+from cords_dp.data.sources.arrays import ArrayFile, ArraySource
 from cords_dp.data.sources.table import TableSource
+from cords_dp.data.sources.table.encoding import Encoding
+from cords_dp.data.sources.table.schema import read_schema
+from cords_dp.data.sources.table.store import TableStore
+from cords_dp.data.sources.texts import ByteStore
 from cords_dp.errors import ConfigError, DataError, MechanismError
 from cords_dp.selection import Pool
+
+SCHEMA = {
+    "target": {"name": "y", "classes": ["no", "yes"]},
+    "columns": {"a": {"range": [0, 100]}, "b": {"categories": ["u", "v", "w"]}},
+}
 
 
 def parts_of(dataset, size, weights=()):
@@ -119,6 +138,104 @@ def test_the_parts_of_a_pool_are_the_pool(size, random):
         assert found == {int(i): (w, c, level) for i, w, c, level in wanted}
 
 
+# --- the contract of a store ----------------------------------------------------------------------------------------
+
+
+class Minimal(Store):
+    """A store that implements reading only."""
+
+    def __len__(self):
+        return 50
+
+    def read(self, rows):
+        return torch.from_numpy(rows).float()[:, None], torch.from_numpy(rows) % 3
+
+
+NUMBERS, THREE = np.arange(50, dtype=np.float32)[:, None], torch.arange(50) % 3
+ORDER = np.random.default_rng(0).permutation(50)[:40]
+
+
+def a_table():
+    encoding = Encoding(read_schema(SCHEMA))
+    stored = np.zeros(50, dtype=encoding.row_type)
+    stored["numbers"], stored["label"] = NUMBERS / 50, THREE
+    return TableStore(stored, encoding)
+
+
+STORES = {
+    "reads only": Minimal,
+    "memory": lambda: ArrayStore(NUMBERS, THREE.numpy()),
+    "array file": lambda: ArrayFile(NUMBERS, THREE, None),
+    "texts": lambda: ByteStore(NUMBERS.astype(np.uint8), THREE),
+    "table": a_table,
+    "features": lambda: FeatureStore(NUMBERS.astype(np.float16), THREE),
+    "features as stored": lambda: FeatureStore(NUMBERS.astype(np.float16), THREE, half=True),
+    "handed over": lambda: DatasetStore(TensorDataset(torch.from_numpy(NUMBERS), THREE)),
+    "readable": lambda: ReadableStore(DatasetStore(TensorDataset(torch.from_numpy(NUMBERS), THREE))),
+    "padded": lambda: PaddedStore(DatasetStore(TensorDataset(torch.from_numpy(NUMBERS).long(), THREE)), 2),
+    "a range": lambda: RangeOfStore(DatasetStore(Noting(60)), 7, 57),
+}
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_a_row_of_a_batch_is_its_record_whoever_is_beside_it(kind):
+    records = RecordSet(STORES[kind](), ORDER)
+    x, y = records.batch(np.arange(40))
+    for i in (0, 7, 39):
+        assert torch.equal(records[i][0], x[i])
+        assert torch.equal(records[i][1], y[i])
+    some = records.at(np.array([9, 3]))
+    assert torch.equal(some.batch([0, 1])[0], x[[9, 3]])
+    assert torch.equal(records.batch(torch.tensor([9, 3, 9]))[0], x[[9, 3, 9]])
+    empty = records.no_records()
+    assert (empty[0].shape, empty[0].dtype) == ((0, *x.shape[1:]), x.dtype)
+    assert (empty[1].shape, empty[1].dtype) == ((0, *y.shape[1:]), y.dtype)
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_labels_are_those_of_the_records_and_impossible_ones_do_no_harm(kind):
+    records = RecordSet(STORES[kind](), ORDER)
+    x, y = records.batch(np.arange(40))
+    labels, known = records.labels()
+    assert torch.equal(labels, y)
+    assert bool(known.all())
+    two = records.with_target(ClassTarget(2))
+    (guarded_x, guarded_y), (labels, known) = two.batch(np.arange(40)), two.labels()
+    assert torch.equal(known, y < 2)
+    assert torch.equal(guarded_x[known], x[known])
+    assert torch.equal(guarded_y[known], y[known])
+    if x.is_floating_point():
+        assert bool(torch.isnan(guarded_x[~known]).all())
+        assert torch.equal(guarded_y, labels)
+    else:
+        assert set(guarded_y[~known].tolist()) <= {-100}  # torch's cross-entropy leaves it out
+    assert ((labels >= 0) & (labels < 2)).all()
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_every_store_can_be_cut(kind):
+    whole = RecordSet(STORES[kind](), ORDER, ClassTarget(3))
+    x, y = whole.batch(np.arange(40))
+    found = []
+    for part in parts_of(whole, 3, (2.0, 0.0, 1.0)):
+        got = part.batch(np.arange(len(part)))
+        assert torch.equal(got[0], x[part.places])
+        assert torch.equal(got[1], y[part.places])
+        assert torch.equal(part.labels()[0], whole.labels()[0][part.places])
+        assert part.total == 40
+        assert part.target == whole.target
+        found += part.places.tolist()
+    assert sorted(found) == list(range(40))
+
+
+def test_sets_of_one_store_share_its_range():
+    store = ArrayStore(NUMBERS, THREE.numpy())
+    sets = Splits(RecordSet(store, ORDER[:20]), RecordSet(store, ORDER[20:]), RecordSet(Minimal()), 3)
+    data = cut_splits(sets, Share(1, 2))
+    assert data.train.store is data.validation.store is not data.test.store
+    assert len(data.train.store) == 25
+
+
 # --- features -------------------------------------------------------------------------------------------------------
 
 
@@ -153,11 +270,6 @@ def test_each_rank_computes_the_features_of_its_own_range(make, kept, tmp_path):
 
 
 # --- tables and arrays in files -------------------------------------------------------------------------------------
-
-SCHEMA = {
-    "target": {"name": "y", "classes": ["no", "yes"]},
-    "columns": {"a": {"range": [0, 100]}, "b": {"categories": ["u", "v", "w"]}},
-}
 
 
 def table_rows(n=97):
