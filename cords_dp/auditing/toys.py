@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cords_dp.data.record_set import ArrayStore, RecordSet
+from cords_dp.data.record_set import RecordSet
+from cords_dp.data.store import ArrayStore
 
 CRITERION = nn.CrossEntropyLoss(reduction="none")
 _INPUTS = 6

@@ -3,7 +3,7 @@
 What a source of another kind of records needs is exported here.
 """
 
-from cords_dp.data.record_set import LabelledStore, RecordSet, Splits, Store
+from cords_dp.data.record_set import RecordSet, Splits
 from cords_dp.data.sources.base import (
     SPLIT_KEYS,
     Facts,
@@ -14,6 +14,7 @@ from cords_dp.data.sources.base import (
     split_store,
     unregister_source,
 )
+from cords_dp.data.store import LabelledStore, Store
 
 __all__ = [
     "SPLIT_KEYS",

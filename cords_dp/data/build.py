@@ -38,17 +38,9 @@ from cords_dp.data.published import (
     refuse_telling_rows,
     shift_set,
 )
-from cords_dp.data.record_set import (
-    WHOLE,
-    ArrayStore,
-    RawData,
-    RecordSet,
-    Share,
-    Splits,
-    array_set,
-    sequential_batches,
-)
+from cords_dp.data.record_set import WHOLE, RecordSet, Share, Splits, array_set, sequential_batches
 from cords_dp.data.sources.base import find_source
+from cords_dp.data.store import ArrayStore, RawData
 from cords_dp.data.text_sets import TEXT_SETS, build_text
 from cords_dp.errors import DatasetUnavailableError
 

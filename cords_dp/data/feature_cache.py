@@ -31,7 +31,8 @@ from torch.utils.data import Dataset
 from tqdm import tqdm
 
 from cords_dp.data.handed_over import as_records
-from cords_dp.data.record_set import LabelledStore, RecordSet
+from cords_dp.data.record_set import RecordSet
+from cords_dp.data.store import LabelledStore
 from cords_dp.errors import DatasetUnavailableError
 from cords_dp.files import remove_stale, sync, write_durably
 from cords_dp.processes import in_order

@@ -24,7 +24,7 @@ from filelock import FileLock
 from tqdm import tqdm
 
 from cords_dp.data.published import read_tiny_imagenet
-from cords_dp.data.record_set import RawData
+from cords_dp.data.store import RawData
 from cords_dp.errors import DatasetUnavailableError
 from cords_dp.files import replacing
 

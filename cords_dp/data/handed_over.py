@@ -30,23 +30,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from cords_dp.config.values import whole
-from cords_dp.data.record_set import (
-    ClassTarget,
-    Origin,
-    RealTarget,
-    RecordSet,
-    Splits,
-    Store,
-    StoreAround,
-    collated,
-    digest_of_rows,
-    memory_of,
-    records_at,
-)
+from cords_dp.data.record_set import ClassTarget, RealTarget, RecordSet, Splits, collated, records_at
 from cords_dp.data.sources.base import find_source
+from cords_dp.data.store import Origin, Store, StoreAround, digest_of_rows, memory_of
 from cords_dp.data.text_sets import TEXT_SETS
 from cords_dp.errors import AccountingError, DataError
 from cords_dp.files import write_durably
@@ -120,9 +109,6 @@ class DatasetStore(Store):
             return _origins(dataset.dataset, np.asarray(dataset.indices, dtype=np.int64)[rows])
         memory = memory_of(dataset.tensors[0], rows) if isinstance(dataset, TensorDataset) else None
         return [Origin(dataset, rows, memory)]
-
-    def handed_out(self, rows: np.ndarray) -> Dataset:
-        return self.dataset
 
     def with_handed_out(self, dataset: Any) -> Store:
         return as_records(dataset).store

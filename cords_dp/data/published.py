@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from cords_dp.config.values import folder, path
-from cords_dp.data.record_set import PixelConstants, RawData
 from cords_dp.data.sources.base import Facts, find_source, source_names
+from cords_dp.data.store import PixelConstants, RawData
 from cords_dp.data.text_sets import TEXT_SETS
 from cords_dp.errors import ConfigError, DatasetUnavailableError
 

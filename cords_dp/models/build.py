@@ -20,7 +20,7 @@ from torch import nn
 
 from cords_dp.config.values import suggest, whole
 from cords_dp.data.published import public_facts
-from cords_dp.data.record_set import PixelConstants
+from cords_dp.data.store import PixelConstants
 from cords_dp.data.text_sets import glove_file
 from cords_dp.errors import ConfigError, CordsDPError, MechanismError
 from cords_dp.models.backbones import OUR_FEATURES, build_features

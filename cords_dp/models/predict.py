@@ -22,11 +22,12 @@ from torch.utils.data import Dataset
 from tqdm import tqdm
 
 from cords_dp.data.handed_over import as_records
-from cords_dp.data.record_set import PixelConstants, RecordSet, normalised, sequential_batches
+from cords_dp.data.record_set import RecordSet, sequential_batches
 from cords_dp.data.sources.arrays import ArraySource
 from cords_dp.data.sources.base import Source, find_source
 from cords_dp.data.sources.folder import SUFFIXES, FolderSource
 from cords_dp.data.sources.texts import encode_texts
+from cords_dp.data.store import PixelConstants, normalised
 from cords_dp.errors import ConfigError, CordsDPError, DataError, ModelUnavailableError
 from cords_dp.files import write_durably
 from cords_dp.models.card import FILE, ModelCard

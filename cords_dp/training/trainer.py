@@ -34,8 +34,9 @@ from cords_dp.data.build import UNREADABLE, build_dataset, described_rows, paddi
 from cords_dp.data.feature_cache import threads_for
 from cords_dp.data.handed_over import as_records, refuse_shared_records
 from cords_dp.data.published import known_sizes, public_facts
-from cords_dp.data.record_set import PixelConstants, Splits
+from cords_dp.data.record_set import Splits
 from cords_dp.data.sources.base import find_source
+from cords_dp.data.store import PixelConstants
 from cords_dp.errors import BudgetExceededError, ConfigError, MechanismError
 from cords_dp.models.build import build_model, check_input, check_outputs
 from cords_dp.models.losses import RecordMSELoss

@@ -18,23 +18,14 @@ from cords_dp.config import frozen_copy
 from cords_dp.data.build import data_binding
 from cords_dp.data.feature_cache import FeatureStore, with_features
 from cords_dp.data.handed_over import DatasetStore, PaddedStore, ReadableStore, as_records
-from cords_dp.data.record_set import (
-    ArrayStore,
-    ClassTarget,
-    RangeOfStore,
-    RecordSet,
-    Share,
-    Splits,
-    Store,
-    array_set,
-    cut_splits,
-)
+from cords_dp.data.record_set import ClassTarget, RecordSet, Share, Splits, array_set, cut_splits
 from cords_dp.data.sources.arrays import ArrayFile, ArraySource
 from cords_dp.data.sources.table import TableSource
 from cords_dp.data.sources.table.encoding import Encoding
 from cords_dp.data.sources.table.schema import read_schema
 from cords_dp.data.sources.table.store import TableStore
 from cords_dp.data.sources.texts import ByteStore
+from cords_dp.data.store import ArrayStore, RangeOfStore, Store
 from cords_dp.errors import ConfigError, DataError, MechanismError
 from cords_dp.selection import Pool
 

@@ -12,8 +12,9 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from cords_dp.data.feature_cache import with_features
-from cords_dp.data.record_set import ClassTarget, PixelConstants, array_set
+from cords_dp.data.record_set import ClassTarget, array_set
 from cords_dp.data.sources.texts import TextRecords, decode_text, encode_texts
+from cords_dp.data.store import PixelConstants
 from cords_dp.errors import ConfigError, MechanismError, UnsupportedModelError
 from cords_dp.models.backbones import _prepared, build_features
 from cords_dp.models.build import build_model

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from cords_dp.config.values import Key, path
-from cords_dp.data.record_set import LabelledStore, PixelConstants, RecordSet, Share, Splits, normalised, read_part
+from cords_dp.data.record_set import RecordSet, Share, Splits, read_part
 from cords_dp.data.sources.base import (
     CLASSES,
     IMAGE_KEYS,
@@ -42,6 +42,7 @@ from cords_dp.data.sources.base import (
     split_store,
     with_known_labels,
 )
+from cords_dp.data.store import LabelledStore, PixelConstants, normalised
 from cords_dp.errors import ConfigError, DataError, DatasetUnavailableError
 
 _PIECE = 4096

@@ -25,7 +25,8 @@ from torch.utils.data import Dataset
 
 from cords_dp.config.keys import SOURCE_KEYS
 from cords_dp.config.values import Check, Key, flag, list_of, number, path, text, whole
-from cords_dp.data.record_set import PixelConstants, RecordSet, Share, Splits
+from cords_dp.data.record_set import RecordSet, Share, Splits
+from cords_dp.data.store import PixelConstants
 from cords_dp.errors import ConfigError, DataError, MechanismError
 from cords_dp.planning.schedule import Preparation
 

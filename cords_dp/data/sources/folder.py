@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from cords_dp.config.values import path
-from cords_dp.data.record_set import LabelledStore, PixelConstants, RecordSet, Splits, normalised
+from cords_dp.data.record_set import RecordSet, Splits
 from cords_dp.data.sources.base import (
     CLASSES,
     IMAGE_KEYS,
@@ -38,6 +38,7 @@ from cords_dp.data.sources.base import (
     refuse_empty,
     split_store,
 )
+from cords_dp.data.store import LabelledStore, PixelConstants, normalised
 from cords_dp.errors import ConfigError, DatasetUnavailableError
 
 _SIZE, _CHANNELS = 32, 3

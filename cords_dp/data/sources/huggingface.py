@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from cords_dp.config.values import Key, list_of, path, text
-from cords_dp.data.record_set import LabelledStore, PixelConstants, RecordSet, Splits, normalised
+from cords_dp.data.record_set import RecordSet, Splits
 from cords_dp.data.sources.base import (
     CLASSES,
     IMAGE_KEYS,
@@ -40,6 +40,7 @@ from cords_dp.data.sources.base import (
 )
 from cords_dp.data.sources.folder import decode_image
 from cords_dp.data.sources.texts import TEXT_LENGTH, encode_texts
+from cords_dp.data.store import LabelledStore, PixelConstants, normalised
 from cords_dp.errors import ConfigError, DatasetUnavailableError, how_to_install
 
 _KINDS = ("image", "text", "columns")

@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from cords_dp.config.values import path
-from cords_dp.data.record_set import LabelledStore, RecordSet, Splits
+from cords_dp.data.record_set import RecordSet, Splits
 from cords_dp.data.sources.base import (
     CLASSES,
     MAX_LENGTH,
@@ -46,6 +46,7 @@ from cords_dp.data.sources.base import (
     refuse_empty,
     split_store,
 )
+from cords_dp.data.store import LabelledStore
 from cords_dp.errors import ConfigError, DatasetUnavailableError
 
 _PIECE = 4096

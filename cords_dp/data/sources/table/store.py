@@ -20,9 +20,9 @@ from filelock import FileLock
 from torch import Tensor
 from tqdm import tqdm
 
-from cords_dp.data.record_set import Store
 from cords_dp.data.sources.table.encoding import Encoding
 from cords_dp.data.sources.table.files import TableFile
+from cords_dp.data.store import Store
 from cords_dp.errors import ConfigError, DataError, DatasetUnavailableError
 from cords_dp.files import remove_stale, replacing, write_durably
 
