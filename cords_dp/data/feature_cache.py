@@ -70,6 +70,8 @@ class FeatureStore(LabelledStore):
     ``half``: hand them out as they are stored, for a model that converts them itself.
     """
 
+    may_fail = False
+
     def __init__(self, features: np.ndarray, labels: Tensor, *, half: bool = False):
         super().__init__(labels)
         self.features, self.half = torch.from_numpy(features), half
@@ -89,10 +91,6 @@ class FeatureStore(LabelledStore):
 
     def keep_range(self, start: int, stop: int) -> None:
         self.features = self.features[start:stop]
-
-    def content(self) -> Iterator[bytes]:
-        for start in range(0, len(self), _BATCH):
-            yield self.features[start : start + _BATCH].numpy().tobytes()
 
 
 def threads_for(dataset: Dataset) -> contextlib.AbstractContextManager[None]:

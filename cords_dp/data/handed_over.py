@@ -55,8 +55,6 @@ def as_records(dataset: Any) -> RecordSet:
 class DatasetStore(Store):
     """A torch dataset as it was handed over: read at once where it can (``batch``), one by one elsewhere."""
 
-    may_fail = True
-
     def __init__(self, dataset: Any):
         self.dataset = dataset
 
@@ -193,7 +191,8 @@ def _check_targets(name: str, records: RecordSet, classes: int) -> None:
 
 def readable(records: RecordSet) -> RecordSet:
     """The set, guarded against records that cannot be read. Stores of our own read every record."""
-    return records.with_store(ReadableStore(records.store)) if records.store.may_fail else records
+    guarded = records.store.may_fail and len(records.store)  # a part may have none
+    return records.with_store(ReadableStore(records.store)) if guarded else records
 
 
 class ReadableStore(StoreAround):

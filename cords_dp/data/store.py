@@ -38,13 +38,13 @@ class Store(ABC):
 
     constants: public numbers that reading depends on, for the name of cached features. names: of the records, for a
     table of predictions. dataset: what was handed over as a torch dataset. may_fail: can reading raise, or give records
-    of different shapes?
+    of different shapes? Such a store is guarded (`handed_over.ReadableStore`), and any is that does not say otherwise.
     """
 
     constants: Any = None
     dataset: Any = None
     names: Sequence[str] | None = None
-    may_fail: bool = False
+    may_fail: bool = True
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -125,10 +125,6 @@ class LabelledStore(Store):
     @abstractmethod
     def records(self, rows: np.ndarray) -> Tensor:
         """Read the x of records by their place in the store. Row i depends on record i alone."""
-
-    @abstractmethod
-    def content(self) -> Iterator[bytes]:
-        """Bytes that decide the x of every record in the store, in pieces."""
 
     @abstractmethod
     def keep_range(self, start: int, stop: int) -> None:
@@ -258,6 +254,7 @@ class ArrayStore(LabelledStore):
     """Records in memory, normalised by fixed public constants when they are read."""
 
     constants: PixelConstants
+    may_fail = False
 
     def __init__(self, x: np.ndarray, y: np.ndarray, mean: Sequence[float] = (), std: Sequence[float] = ()):
         super().__init__(torch.from_numpy(np.asarray(y, dtype=np.int64)))

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, TensorDataset
 from cords_dp.config import frozen_copy
 from cords_dp.data.build import data_binding
 from cords_dp.data.feature_cache import FeatureStore, with_features
-from cords_dp.data.handed_over import DatasetStore, PaddedStore, ReadableStore, as_records
+from cords_dp.data.handed_over import DatasetStore, PaddedStore, ReadableStore, as_records, checked_splits
 from cords_dp.data.record_set import ClassTarget, RecordSet, Share, Splits, array_set, cut_splits
 from cords_dp.data.sources.arrays import ArrayFile, ArraySource
 from cords_dp.data.sources.table import TableSource
@@ -217,6 +217,24 @@ def test_every_store_can_be_cut(kind):
         assert part.target == whole.target
         found += part.places.tolist()
     assert sorted(found) == list(range(40))
+
+
+class Failing(Minimal):
+    """A store of somebody else's that says what it cannot read."""
+
+    def read(self, rows):
+        if ORDER[3] in rows:
+            raise ValueError("john_doe_1961")
+        return super().read(rows)
+
+
+def test_a_store_that_does_not_say_that_it_reads_everything_is_guarded():
+    """A record that cannot be read would end the run, with its reader's words."""
+    sets = Splits(RecordSet(Failing(), ORDER[:20]), RecordSet(Minimal(), ORDER[20:]), RecordSet(Minimal()), 3)
+    train = checked_splits(sets, private=True).train
+    x, _ = train.batch(np.arange(20))
+    assert torch.isnan(x[:, 0]).tolist() == [i == 3 for i in range(20)]
+    assert train.binding(built=True) == sets.train.binding(built=True)
 
 
 def test_sets_of_one_store_share_its_range():

@@ -423,6 +423,11 @@ _HANDED_OVER = [
         BAD_DATA + "test_a_label_that_is_no_class_makes_its_record_void",
     ),
     _mutant(
+        "stores-unguarded", "a store of somebody else's ends the run, and says on which record",
+        ("    may_fail: bool = True\n", "    may_fail: bool = False\n"),
+        RECORD_SET + "test_a_store_that_does_not_say_that_it_reads_everything_is_guarded",
+    ),
+    _mutant(
         "test-set-unguarded", "where a loop has no test set, V is read unguarded in its place",
         ("            parts.append(parts[1])\n", "            parts.append(as_records(data.validation))\n"),
         BAD_DATA + "test_without_a_test_set_the_guarded_v_stands_in_its_place",

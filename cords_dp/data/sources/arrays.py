@@ -56,6 +56,8 @@ _OWN = {
 class ArrayFile(LabelledStore):
     """Rows of an array: pixels N×H×W, N×H×W×C or N×C×H×W of 0…255, or any numbers."""
 
+    may_fail = False
+
     def __init__(self, x: np.ndarray, labels: Tensor, constants: PixelConstants | None):
         super().__init__(labels)
         self.x, self.constants = x, constants

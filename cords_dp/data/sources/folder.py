@@ -48,6 +48,8 @@ _PARTS = {"validation": ("val", "valid", "validation"), "test": ("test",)}
 class ImageFiles(LabelledStore):
     """Image files, decoded when they are read; one that cannot be decoded is all NaN."""
 
+    may_fail = False
+
     def __init__(self, files: Sequence[Path], labels: Tensor, size: int, constants: PixelConstants):
         super().__init__(labels)
         self.files, self.size, self.constants = list(files), size, constants

@@ -51,6 +51,8 @@ _PIECE = 1024
 class HubStore(LabelledStore):
     """Records of an arrow table, by column. What cannot be read of one is NaN, or an empty text."""
 
+    may_fail = False
+
     def __init__(self, table: Any, labels: Tensor, card: Mapping[str, Any]):
         super().__init__(labels)
         self.table, self.card = table, card

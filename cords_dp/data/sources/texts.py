@@ -56,6 +56,8 @@ _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 class ByteStore(LabelledStore):
     """Texts as rows of bytes."""
 
+    may_fail = False
+
     def __init__(self, x: np.ndarray, labels: Tensor):
         super().__init__(labels)
         self.x = x

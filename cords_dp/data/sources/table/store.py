@@ -38,6 +38,8 @@ class TableStore(Store):
     file: the table that they come from, for its owner's predictions. Those at ``unreadable`` are NaN in every cell.
     """
 
+    may_fail = False
+
     def __init__(
         self, stored: np.ndarray, encoding: Encoding, file: TableFile | None = None, unreadable: Sequence[int] = ()
     ):
