@@ -25,8 +25,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from cords_dp.data.arrays import ArrayDataset
 from cords_dp.data.feature_cache import Transform, with_features
+from cords_dp.data.record_set import array_set
 from cords_dp.models.leaves import Leaves
 from cords_dp.models.scattering import Scattering, compile_scattering
 
@@ -88,7 +88,7 @@ def _by_kymatio(images: torch.Tensor) -> None:
 
 
 def _by_us(images: torch.Tensor, transform: Transform) -> None:
-    dataset = ArrayDataset(images.numpy(), np.zeros(len(images), dtype=np.int64))
+    dataset = array_set(images.numpy(), np.zeros(len(images), dtype=np.int64))
     with tempfile.TemporaryDirectory() as folder:
         with_features(dataset, transform, Path(folder), progress=False)
 

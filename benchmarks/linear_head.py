@@ -23,8 +23,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from cords_dp.data.feature_cache import FeatureDataset
+from cords_dp.data.feature_cache import FeatureStore
 from cords_dp.data.half_rows import torch_on_one_thread
+from cords_dp.data.record_set import RecordSet
 from cords_dp.models.heads import LinearHead
 from cords_dp.noise.clipping import clip_factors, row_norms
 from cords_dp.processes import keep_freed_memory
@@ -102,7 +103,7 @@ def _ours(features: torch.Tensor, chosen: torch.Tensor) -> Callable[[], Any]:
         max_physical_batch_size=len(chosen),
     )
     every = torch.arange(len(features))
-    dataset = FeatureDataset(features.numpy(), every % _CLASSES, every, half=True)
+    dataset = RecordSet(FeatureStore(features.numpy(), every % _CLASSES, half=True))
 
     def step() -> None:
         engine.step(*dataset.batch(chosen), weights)

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, Ledger
 from cords_dp.config import PrivacySettings, SubsetSettings
-from cords_dp.data.arrays import ArrayDataset, sequential_batches
+from cords_dp.data.record_set import RecordSet, array_set, sequential_batches
 from cords_dp.planning import build_plan, registered_mechanisms
 from cords_dp.processes import keep_freed_memory
 from cords_dp.selection import Records, SelectionContext
@@ -139,8 +139,8 @@ class Setting:
 
         from cords_dp.cords import GLISTERStrategy
 
-        def loader(data: ArrayDataset) -> DataLoader:
-            pairs = torch.utils.data.TensorDataset(data.x, data.all_targets)
+        def loader(data: RecordSet) -> DataLoader:
+            pairs = torch.utils.data.TensorDataset(data.store.x, data.store.all_labels)
             return DataLoader(pairs, batch_size=1024, shuffle=False)
 
         strategy = GLISTERStrategy(
@@ -160,9 +160,9 @@ class Setting:
         return lambda: strategy.select(self.n // 10, self.model.state_dict())
 
 
-def _data(n: int, inputs: int, seed: int) -> ArrayDataset:
+def _data(n: int, inputs: int, seed: int) -> RecordSet:
     rng = np.random.default_rng(seed)
-    return ArrayDataset(rng.standard_normal((n, inputs), dtype=np.float32), rng.integers(0, 10, n))
+    return array_set(rng.standard_normal((n, inputs), dtype=np.float32), rng.integers(0, 10, n))
 
 
 def _seconds(function: Callable[[], Any], clock: Callable[[], float], repeats: int = 5) -> float:

@@ -20,9 +20,21 @@ from cords_dp.accounting import (
 )
 from cords_dp.config import PrivacySettings, SubsetSettings
 from cords_dp.config.values import Key, flag, number, one_of, text, whole
-from cords_dp.data.arrays import ArrayDataset, Splits, sequential_batches
-from cords_dp.data.prepared import category_codes
-from cords_dp.data.sources.base import Facts, Source, register_source, split_rows, unregister_source
+from cords_dp.data import (
+    SPLIT_KEYS,
+    Facts,
+    LabelledStore,
+    RecordSet,
+    Source,
+    Splits,
+    Store,
+    check_split,
+    register_source,
+    split_rows,
+    split_store,
+    unregister_source,
+)
+from cords_dp.data.record_set import array_set, category_codes, sequential_batches
 from cords_dp.models.build import build_model, model_names, register_model
 from cords_dp.models.features import register_features
 from cords_dp.models.private import make_private_ready
@@ -49,9 +61,9 @@ from cords_dp.training.strategies import PoolSource, StrategyContext, register_s
 
 __all__ = [
     "CONCENTRATIONS",
+    "SPLIT_KEYS",
     "TRAINING_DATA",
     "VALIDATION_DATA",
-    "ArrayDataset",
     "BranchMaximum",
     "Clipping",
     "EpochPlan",
@@ -61,6 +73,7 @@ __all__ = [
     "GradientMode",
     "GumbelFreeze",
     "Key",
+    "LabelledStore",
     "LastLayer",
     "LastLayerGradients",
     "Mechanism",
@@ -70,6 +83,7 @@ __all__ = [
     "PoolSource",
     "PrivacyPlan",
     "PrivacySettings",
+    "RecordSet",
     "Records",
     "Release",
     "Releases",
@@ -80,11 +94,14 @@ __all__ = [
     "Sizes",
     "Source",
     "Splits",
+    "Store",
     "StrategyContext",
     "SubsetSettings",
     "Weights",
+    "array_set",
     "build_model",
     "category_codes",
+    "check_split",
     "flag",
     "gaussian",
     "gradient_modes",
@@ -105,6 +122,7 @@ __all__ = [
     "rising",
     "sequential_batches",
     "split_rows",
+    "split_store",
     "subset_schedule",
     "table_ratios",
     "text",

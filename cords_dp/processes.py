@@ -1,6 +1,6 @@
 """Trains one model in several processes: ``torchrun --nproc_per_node=N run_experiment.py …``.
 
-Each process keeps and computes on its own part of the records only (`data.shards`): a contiguous range of public
+Each process keeps and computes on its own part of the records only (`data.record_set`): a contiguous range of public
 row numbers. Of tables and arrays it reads no other; published sets, and files of texts, are read whole and cut. Nothing
 about records travels but sums.
 

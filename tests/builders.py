@@ -10,7 +10,8 @@ from torch import nn
 
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, Ledger
 from cords_dp.config import PrivacySettings, SubsetSettings
-from cords_dp.data.arrays import ArrayDataset
+from cords_dp.data.handed_over import as_records
+from cords_dp.data.record_set import ClassTarget, array_set
 from cords_dp.planning import build_plan, registered_mechanisms
 from cords_dp.selection import Records, SelectionContext
 from cords_dp.selection.releases import Releases
@@ -56,7 +57,7 @@ class Net(nn.Module):
 
 def data_of(n, seed, classes=3, dim=6):
     rng = np.random.default_rng(seed)
-    return ArrayDataset(rng.normal(size=(n, dim)).astype(np.float32), rng.integers(0, classes, n))
+    return array_set(rng.normal(size=(n, dim)).astype(np.float32), rng.integers(0, classes, n))
 
 
 class Selecting:
@@ -104,3 +105,8 @@ def spy_on_noise(monkeypatch, selecting):
 
     monkeypatch.setattr("cords_dp.selection.releases.gaussian_release", spy)
     return drawn
+
+
+def guarded(dataset, classes):
+    """A set whose records with a label that is no class contribute nothing."""
+    return as_records(dataset).with_target(ClassTarget(classes))

@@ -21,7 +21,7 @@ from conftest import REPOSITORY
 
 import cords_dp.models.features
 from cords_dp.cli import main, run_main
-from cords_dp.data.sources.base import unregister_source
+from cords_dp.data import unregister_source
 from cords_dp.planning.mechanism import unregister_mechanism
 from cords_dp.selection import scores
 from cords_dp.training.strategies import unregister_strategy
@@ -115,7 +115,7 @@ def clean_registries():
     scores._SCORES.update(known_scores)
     unregister_mechanism("balanced")
     unregister_strategy("FirstHalfDP")
-    unregister_source("waves")
+    unregister_source("circle")
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if runnable(p, slow=False)], ids=ids)

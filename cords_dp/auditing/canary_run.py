@@ -23,7 +23,8 @@ from cords_dp.auditing.one_run import count_right, epsilon_from_guesses
 from cords_dp.auditing.toys import CRITERION, LENGTH, along_canaries, canaries, shifted_classes
 from cords_dp.auditing.trade_off import Counts, epsilon_of_events
 from cords_dp.config import thawed_copy
-from cords_dp.data.arrays import ArrayDataset, Splits, records_at
+from cords_dp.data.record_set import RecordSet, Splits, array_set, records_at
+from cords_dp.data.store import ArrayStore
 from cords_dp.errors import ConfigError
 from cords_dp.noise.generators import secure_generator
 from cords_dp.planning import PrivacyPlan
@@ -36,14 +37,14 @@ _GUESSED = 0.3  # of the canaries; on the others the guesser abstains
 _GUESS_DELTA = 1e-9  # 2·m·δ has to be small beside the joint confidence
 
 
-class WatchedSet(ArrayDataset):
+class WatchedStore(ArrayStore):
     """Remembers which records were last read: at the end of a step, its batch."""
 
     last = np.zeros(0, dtype=np.int64)
 
-    def batch(self, indices: Any) -> tuple[Tensor, Tensor]:
-        self.last = np.asarray(indices)
-        return super().batch(indices)
+    def read(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        self.last = rows
+        return super().read(rows)
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,8 @@ class CanarySet:
 
         x, y = canaries(self.count, self.inputs)
         ordinary_x, ordinary_y = ordinary(self.count, 0.2, 1)
-        train = WatchedSet(np.concatenate([x, ordinary_x]), np.concatenate([y, ordinary_y]))
-        validation, test = ArrayDataset(*ordinary(200, 0.8, 2)), ArrayDataset(*ordinary(50, 0.8, 3))
+        train = RecordSet(WatchedStore(np.concatenate([x, ordinary_x]), np.concatenate([y, ordinary_y])))
+        validation, test = array_set(*ordinary(200, 0.8, 2)), array_set(*ordinary(50, 0.8, 3))
         return Splits(train, validation, test, 2)
 
 
@@ -143,10 +144,9 @@ class ObservedTraining(TrainClassifier):
         self._before = now
 
     def _last_drawn(self) -> np.ndarray:
-        """Which records the newest batch holds; the trainer guards datasets that it is given."""
+        """Which records the newest batch holds."""
         assert self.data is not None
-        train: Any = self.data.train
-        return getattr(train, "source", train).last
+        return self.data.train.store.last
 
     def _plain(self) -> torch.nn.Module:
         model = self.session.model

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import Dataset
 
+from cords_dp.data.record_set import RecordSet
 from cords_dp.selection import Pool, Records
 from cords_dp.selection.context import Weights
 from cords_dp.selection.last_layer import LastLayer
@@ -55,7 +55,7 @@ class NullSession(PrivateSession):
 
     null = _NOBODY
 
-    def records(self, dataset: Dataset, model: nn.Module) -> Records:
+    def records(self, dataset: RecordSet, model: nn.Module) -> Records:
         records = super().records(dataset, model)
         if dataset is not self.data.train:
             return records

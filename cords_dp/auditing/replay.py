@@ -12,7 +12,7 @@ from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA
 from cords_dp.auditing.findings import Finding
 from cords_dp.auditing.toys import CRITERION, LENGTH, OneLinearLayer, SmallNet, toys
 from cords_dp.auditing.transcripts import Bench, Query, Transcript, moved
-from cords_dp.data.arrays import ArrayDataset
+from cords_dp.data.record_set import array_set
 from cords_dp.errors import CordsDPError
 from cords_dp.noise.generators import noise_source, secure_generator
 from cords_dp.planning import PrivacyPlan
@@ -41,8 +41,8 @@ def replay_selection(plan: PrivacyPlan) -> tuple[dict[str, Worst], list[str]]:
     for toy in toys(plan.shape.n, plan.shape.n_validation):
         bench = Bench(
             plan,
-            ArrayDataset(*toy.training),
-            ArrayDataset(*toy.validation),
+            array_set(*toy.training),
+            array_set(*toy.validation),
             SmallNet(classes=toy.classes),
             CRITERION,
             toy.classes,

@@ -13,7 +13,7 @@ from cords_dp.auditing.cost import epsilon_at
 from cords_dp.auditing.findings import Finding
 from cords_dp.auditing.toys import CRITERION, OneLinearLayer, along_canaries, canaries
 from cords_dp.auditing.trade_off import Counts, epsilon_of_events
-from cords_dp.data.arrays import ArrayDataset
+from cords_dp.data.record_set import array_set
 from cords_dp.noise.generators import noise_source, secure_generator
 from cords_dp.planning import PrivacyPlan
 from cords_dp.selection import Pool
@@ -77,7 +77,7 @@ def _samples(plan: PrivacyPlan, mode: str, rate: float, steps: int, copies: int 
     automatic = privacy.clipping == "automatic"
     steps_of = AuditedSteps(_CANARIES, mode, sigma=plan.sigma, clip=privacy.max_grad_norm, normalise=automatic)
     x, y = canaries(_CANARIES, _CANARIES)
-    dataset = ArrayDataset(np.tile(x, (copies, 1)), np.tile(y, copies))
+    dataset = array_set(np.tile(x, (copies, 1)), np.tile(y, copies))
     inside, outside = [], []
     for _ in range(steps):
         included = coins.random(_CANARIES) < 0.5
@@ -92,7 +92,7 @@ def _samples(plan: PrivacyPlan, mode: str, rate: float, steps: int, copies: int 
 def audit_rate(plan: PrivacyPlan, *, steps: int) -> Finding:
     """How often the real sampler draws a record, against the charged rate."""
     n, rate = 500, plan.shape.rate
-    dataset = ArrayDataset(np.zeros((n, 1), dtype=np.float32), np.zeros(n, dtype=np.int64))
+    dataset = array_set(np.zeros((n, 1), dtype=np.float32), np.zeros(n, dtype=np.int64))
     batches = poisson_batches(dataset, Pool.everything(n), rate=rate, steps=steps, rng=secure_generator())
     drawn, total = sum(len(y) for _, y, _ in batches), n * steps
 
@@ -130,7 +130,7 @@ def audit_training(epsilon: float, *, trainings: int, delta: float = 1e-3) -> Fi
 
 def _final_weights(pool: Pool, sigma: float, rate: float, steps: int, trainings: int) -> Iterator[float]:
     records, clip, learning_rate = 8, 1.0, 0.1
-    dataset = ArrayDataset(*canaries(records, records))
+    dataset = array_set(*canaries(records, records))
     model = OneLinearLayer(records)
     optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
     noise, coins = noise_source(secure_generator()), secure_generator()

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, Event, GumbelFreeze, Ledger
 from cords_dp.auditing.null import NullRecords
+from cords_dp.data.record_set import RecordSet
 from cords_dp.errors import MechanismError
 from cords_dp.noise.generators import secure_generator
 from cords_dp.planning import PrivacyPlan, Release
@@ -128,8 +128,8 @@ class Bench:
     """
 
     plan: PrivacyPlan
-    training: Dataset
-    validation: Dataset
+    training: RecordSet
+    validation: RecordSet
     model: nn.Module
     loss: Callable[[Tensor, Tensor], Tensor]
     classes: int
@@ -161,7 +161,7 @@ class Bench:
         return transcript
 
     def _context(self, coins: np.random.Generator, null: tuple[str, int] | None) -> SelectionContext:
-        def records(dataset: Dataset, side: str) -> NullRecords:
+        def records(dataset: RecordSet, side: str) -> NullRecords:
             indices = [index for where, index in [null or ("", 0)] if where == side]
             return NullRecords(dataset, self.model, self.loss, "cpu", null=np.array(indices, dtype=np.int64))
 

@@ -1,30 +1,61 @@
-"""From a config's ``dataset`` section to train, validation and test sets."""
+"""From a config to the sets of a run: built, split, bound to a ledger, readable, as features, and in batches.
+
+Variants of published sets (fewer records of some classes, wrong labels, other images), to study selection, *define* the
+private dataset of an experiment; they are not mechanisms and are not charged. Real private data comes as it is.
+
+A ledger is continued on the same data and split only: `data_binding` is a digest of public facts.
+
+A run splits records by a permutation, so the number of a record in D says nothing to anybody else. Which rows of a
+file, of arrays or of a published set the records of D are depends on the number of records and on the seed alone. Where
+they depend on labels or values, because an imbalance is made for a study or files are sorted by class, they are not
+told (`described_rows`).
+"""
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
-from collections.abc import Mapping
-from pathlib import Path
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 from dotmap import DotMap
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
-from cords_dp.config import thawed_copy
-from cords_dp.data.arrays import ArrayDataset, RawData, Splits
+from cords_dp.config import thawed_copy, to_plain
+from cords_dp.data.feature_cache import with_features
 from cords_dp.data.fetch import image_arrays
-from cords_dp.data.published import DATASETS, dataset_name, feature_of, for_testing, held_out, shift_set
-from cords_dp.data.shards import WHOLE, Share
+from cords_dp.data.handed_over import as_records, checked_splits, is_text, padded_splits, public_length
+from cords_dp.data.published import (
+    DATASETS,
+    dataset_name,
+    feature_of,
+    for_testing,
+    held_out,
+    refuse_telling_rows,
+    shift_set,
+)
+from cords_dp.data.record_set import WHOLE, RecordSet, Share, Splits, array_set, sequential_batches
 from cords_dp.data.sources.base import find_source
+from cords_dp.data.store import ArrayStore, RawData
 from cords_dp.data.text_sets import TEXT_SETS, build_text
-from cords_dp.data.variants import cut_classes, inverted, keep_share, mild_imbalance, turned, wrong_labels
 from cords_dp.errors import DatasetUnavailableError
+
+CUT_SHARE = 0.1
+_EVALUATION_BATCH = 1024
+UNREADABLE = (
+    "Records that cannot be read, or differ in shape or type from the first one, contribute nothing: "
+    "cords_dp.data.handed_over.unreadable_records(trainset) lists them, for the owner's eyes."
+)
 
 
 def build_dataset(cfg: Mapping[str, Any], rng: np.random.Generator, share: Share = WHOLE) -> Splits:
     """Train, validation and test sets. The validation set is split off without looking at the records.
 
-    ``share``: what a source of large files need not read beyond; other sets are to be cut to it (`shards.cut_splits`).
+    ``share``: what a source of large files need not read beyond; other sets are to be cut to it (`RecordSet.cut`).
     """
     section, name = cfg["dataset"], dataset_name(cfg)
     if (source := find_source(name)) is not None:
@@ -36,8 +67,8 @@ def build_dataset(cfg: Mapping[str, Any], rng: np.random.Generator, share: Share
     if name == "synthetic":
         separation = float(section.get("class_separation") or 1.6)
         parts = shift_set(section.get("num_samples") or 5000, separation, rng)
-        train_part, validation_part, test_part = (ArrayDataset(x, y) for x, y in parts)
-        return Splits(train_part, validation_part, test_part, 2)
+        made = [array_set(x, y) for x, y in parts]
+        return Splits(made[0], made[1], made[2], 2)
     info = DATASETS[name]
     raw = _digits() if name == "digits" else image_arrays(name, Path(section["datadir"]).expanduser())
     if (len(raw.y_train), len(raw.y_test)) != (info.num_train, info.num_test):
@@ -53,14 +84,10 @@ def build_dataset(cfg: Mapping[str, Any], rng: np.random.Generator, share: Share
             if section.get(key):
                 images, labels = np.concatenate([images, change(images)]), np.concatenate([labels, labels])
                 train = train + len(labels) // 2 * (rng.random(len(train)) < float(section[key]))
-    return Splits(
-        ArrayDataset(images, labels, info.mean, info.std, rows=train),
-        ArrayDataset(raw.x_train, raw.y_train, info.mean, info.std, rows=validation),
-        ArrayDataset(raw.x_train, raw.y_train, info.mean, info.std, rows=testing)
-        if len(testing)
-        else ArrayDataset(raw.x_test, raw.y_test, info.mean, info.std),
-        info.num_classes,
-    )
+    published = ArrayStore(raw.x_train, raw.y_train, info.mean, info.std)
+    changed = published if labels is raw.y_train else ArrayStore(images, labels, info.mean, info.std)
+    tested = RecordSet(published, testing) if len(testing) else array_set(raw.x_test, raw.y_test, info.mean, info.std)
+    return Splits(RecordSet(changed, train), RecordSet(published, validation), tested, info.num_classes)
 
 
 def _split(
@@ -116,3 +143,139 @@ def _cords_dataset(section: Mapping[str, Any]) -> Splits:
     if section.get("feature") == "classimb":
         options["classimb_ratio"] = section["classimb_ratio"]
     return Splits(*gen_dataset(section["datadir"], section["name"], section["feature"], **options))
+
+
+# --- variants ----------------------------------------------------------------------------------------------------
+
+
+def mild_imbalance(labels: np.ndarray, keep_range: tuple[float, float], rng: np.random.Generator) -> np.ndarray:
+    """Indices of a variant in which each class keeps a share drawn uniformly from ``keep_range``."""
+    kept = []
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        size = round(len(members) * rng.uniform(*keep_range))
+        kept.append(rng.choice(members, size=max(1, size), replace=False))
+    return np.sort(np.concatenate(kept))
+
+
+def cut_classes(labels: np.ndarray, ratio: float, rng: np.random.Generator) -> np.ndarray:
+    """CORDS' ``classimb``: a share ``ratio`` of the classes is cut to a tenth of the smallest class."""
+    classes, counts = np.unique(labels, return_counts=True)
+    remaining = max(1, int(counts.min() * CUT_SHARE))
+    cut = rng.choice(classes, size=int(ratio * len(classes)), replace=False)
+    kept = []
+    for label in classes:
+        members = np.flatnonzero(labels == label)
+        kept.append(rng.choice(members, size=remaining, replace=False) if label in cut else members)
+    return np.sort(np.concatenate(kept))
+
+
+def keep_share(labels: np.ndarray, classes: Sequence[int], share: float, rng: np.random.Generator) -> np.ndarray:
+    """Indices of a variant in which some classes keep a share of their records."""
+    dropped = [
+        rng.choice(members, size=len(members) - max(1, round(share * len(members))), replace=False)
+        for members in (np.flatnonzero(labels == label) for label in classes)
+        if len(members)
+    ]
+    return np.setdiff1d(np.arange(len(labels)), np.concatenate(dropped)) if dropped else np.arange(len(labels))
+
+
+def wrong_labels(labels: np.ndarray, share: float, kind: str, classes: int, rng: np.random.Generator) -> np.ndarray:
+    """Labels of which a share is moved to the next class (``pair``) or drawn anew (``random``)."""
+    moved = rng.random(len(labels)) < share
+    other = (labels + 1) % classes if kind == "pair" else rng.integers(0, classes, len(labels))
+    return np.where(moved, other, labels)
+
+
+def inverted(images: np.ndarray) -> np.ndarray:
+    """Black for white: the same classes from another source."""
+    return 255 - images if images.dtype == np.uint8 else images.max() + images.min() - images
+
+
+def turned(images: np.ndarray) -> np.ndarray:
+    """A quarter turn of square images, given as (n, C, H, W) or as flat rows."""
+    side = round(images.shape[1] ** 0.5) if images.ndim == 2 else images.shape[-1]
+    return np.rot90(images.reshape(len(images), -1, side, side), axes=(2, 3)).reshape(images.shape)
+
+
+# --- which records these are -------------------------------------------------------------------------------------
+
+_PLACES = ("datadir", "cache")  # where files lie says nothing about what is in them
+
+
+def data_binding(config: Mapping[str, Any], seed: int | None, data: Splits, *, built: bool = False) -> str:
+    """A digest of the dataset section, the seed of the split, and which rows are in D and in V.
+
+    Nothing about the records themselves goes in: a digest of private values could be tried out. So of datasets that the
+    user hands over without saying which rows of what they are, only the kind and the size are known. ``built``: the
+    sets were made from the config, so a source's ``rows`` are numbers of rows in its file.
+    """
+    section = {key: _named(key, value) for key, value in to_plain(config["dataset"]).items() if key not in _PLACES}
+    if built and (source := find_source(section.get("name"))) is not None:
+        section["card"] = source.card(config["dataset"])
+    rows = [as_records(part).binding(built=built) for part in (data.train, data.validation)]
+    facts = [section, seed, *rows, data.num_classes]
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _named(key: str, value: Any) -> Any:
+    """A file by its name, since it may be moved; what a source says about it is in its card."""
+    return PurePath(value).name if isinstance(value, str) and key.endswith(("path", "schema", "labels")) else value
+
+
+def described_rows(config: Mapping[str, Any], rows: np.ndarray | None, picked: list[int]) -> dict[str, Any]:
+    """Some records of D by their rows, and a sentence that says which rows these are."""
+    name, section = dataset_name(config), config["dataset"]
+    refuse_telling_rows(section)
+    if rows is None:
+        return {"records": "numbers in the training set as this run has split it, from 0", "rows": sorted(picked)}
+    numbers = rows[picked]
+    if name in DATASETS and name != "synthetic":  # a set may have changed copies behind its own records: i + n is i
+        numbers = numbers % DATASETS[name].num_train
+        words = f"training records of {name} in the publisher's order, from 0"
+    else:
+        file = PurePath(section["path"]).name if isinstance(section.get("path"), str) else name
+        words = f"records of {file} in its order, from 0"
+    return {"records": words, "rows": sorted(int(number) for number in numbers)}
+
+
+# --- as a run reads them -----------------------------------------------------------------------------------------
+
+
+def readable(data: Splits, config: Mapping[str, Any], *, private: bool, own: bool) -> Splits:
+    """A private run's records by themselves; ``own``: the user's, which are checked."""
+    regression = bool(config["is_reg"])
+    if private:
+        data = padded_splits(data, config)
+    if regression and not private:
+        return data  # CORDS' own sets and losses
+    return checked_splits(data, private=private, regression=regression) if own else data
+
+
+def describe_padding(config: Mapping[str, Any]) -> list[str]:
+    """What a user of texts should know about `readable`."""
+    if not is_text(config):
+        return []
+    return [f"Every record is cut or filled up to {public_length(config)} words (dataset.max_length)."]
+
+
+def featured(data: Splits, model: nn.Module, config: Mapping[str, Any], *, device: str, progress: bool) -> Splits:
+    """Pass every record through the model's fixed input transform once, where it has one."""
+    transform = getattr(model, "input_transform", None)
+    if transform is None:
+        return data
+    kept = config["model"].get("feature_cache") is not False
+    folder = Path(config["dataset"].get("datadir") or "data").expanduser() / "features"
+    half = getattr(model, "reads_half", False)
+
+    cache = folder if kept else None
+    return data.each(lambda part: with_features(part, transform, cache, progress=progress, device=device, half=half))
+
+
+def evaluation_batches(
+    dataset: Dataset, config: Mapping[str, Any], *, private: bool
+) -> Iterable[tuple[Tensor, Tensor]]:
+    collate = config["dataloader"].get("collate_fn") or None
+    if collate is None or private:  # private records are collated one by one
+        return sequential_batches(dataset, _EVALUATION_BATCH)
+    return DataLoader(dataset, batch_size=_EVALUATION_BATCH, collate_fn=collate)

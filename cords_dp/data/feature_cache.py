@@ -4,8 +4,8 @@ Features tell as much as the records they come from. The folder of the cache is 
 and says so in a README; ``model.feature_cache=False`` keeps them in a file without a name, which is gone when the
 process ends, however it ends.
 
-Features are those of a record's x, whatever its label: labels are read from the dataset at every run, and what makes a
-record with an impossible label contribute nothing (`own.GuardedDataset`) is laid over the features, never under them.
+Features are those of a record's x, whatever its label: labels are read from the store at every run, and what makes a
+record with an impossible label contribute nothing (`record_set.Target`) is laid over the features, never under them.
 
 A large array on disk that is written from its first row on; after a kill the next writer goes on where it ended.
 """
@@ -19,7 +19,7 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -30,10 +30,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
-from cords_dp.data.arrays import ArrayDataset, records_at
-from cords_dp.data.handed_over import GuardedDataset, RealTargets
-from cords_dp.data.shards import Part
-from cords_dp.data.store import StoredRecords
+from cords_dp.data.handed_over import as_records
+from cords_dp.data.record_set import RecordSet
+from cords_dp.data.store import LabelledStore
 from cords_dp.errors import DatasetUnavailableError
 from cords_dp.files import remove_stale, sync, write_durably
 from cords_dp.processes import in_order
@@ -65,72 +64,42 @@ class Transform(Protocol):
     def __call__(self, records: Tensor) -> Tensor: ...
 
 
-class FeatureDataset(Dataset):
-    """Ready features of a dataset's records, read from disk in half precision. ``rows``: which of those stored.
+class FeatureStore(LabelledStore):
+    """Ready features, read from disk in half precision.
 
     ``half``: hand them out as they are stored, for a model that converts them itself.
     """
 
-    def __init__(self, features: np.ndarray, all_targets: Tensor, rows: Tensor, *, half: bool = False):
-        self.features, self.all_targets, self.rows, self.half = torch.from_numpy(features), all_targets, rows, half
+    may_fail = False
 
-    @property
-    def targets(self) -> Tensor:
-        return self.all_targets[self.rows]
+    def __init__(self, features: np.ndarray, labels: Tensor, *, half: bool = False):
+        super().__init__(labels)
+        self.features, self.half = torch.from_numpy(features), half
 
-    def __len__(self) -> int:
-        return len(self.rows)
+    def records(self, rows: np.ndarray) -> Tensor:
+        stored = self.half_rows(rows)
+        if stored is None:
+            return torch.index_select(self.features, 0, torch.from_numpy(rows)).float()
+        return stored.gathered().reshape(-1, *self.features.shape[1:])
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        x, y = self.batch([index])
-        return x[0], y[0]
-
-    def batch(self, indices: Sequence[int] | np.ndarray | Tensor) -> tuple[Tensor, Tensor]:
-        rows = self.rows[torch.as_tensor(indices, dtype=torch.int64)]
+    def half_rows(self, rows: np.ndarray) -> HalfRows | None:
         if not self.half:
-            return torch.index_select(self.features, 0, rows).float(), self.all_targets[rows]
+            return None
         from cords_dp.data.half_rows import HalfRows  # late: it compiles
 
-        x = HalfRows(self.features, rows).gathered().reshape(-1, *self.features.shape[1:])
-        return x, self.all_targets[rows]
+        return HalfRows(self.features, torch.from_numpy(rows))
 
-
-def stored_rows(dataset: Dataset) -> HalfRows | None:
-    """All features of a dataset where they are stored; None if it has none in half precision.
-
-    Records with impossible labels keep their features here: whoever uses them has to leave those records out.
-    """
-    if isinstance(dataset, (GuardedDataset, RealTargets, Part)):
-        return stored_rows(dataset.source)
-    if not isinstance(dataset, FeatureDataset) or not dataset.half:
-        return None
-    from cords_dp.data.half_rows import HalfRows  # late: it compiles
-
-    return HalfRows(dataset.features, dataset.rows)
+    def keep_range(self, start: int, stop: int) -> None:
+        self.features = self.features[start:stop]
 
 
 def threads_for(dataset: Dataset) -> contextlib.AbstractContextManager[None]:
     """Who gets the threads of this process: whoever reads the rows of stored features, or else torch."""
-    if stored_rows(dataset) is None:
+    if as_records(dataset).half_rows() is None:
         return contextlib.nullcontext()
     from cords_dp.data.half_rows import torch_on_one_thread  # late: it compiles
 
     return torch_on_one_thread()
-
-
-def all_labels(dataset: Dataset) -> tuple[Tensor, Tensor]:
-    """The labels of a dataset with stored features, and which of them are possible."""
-    if isinstance(dataset, Part):
-        return all_labels(dataset.source)
-    if isinstance(dataset, RealTargets):
-        labels, known = all_labels(dataset.source)
-        return labels.float(), known
-    if isinstance(dataset, GuardedDataset):
-        labels, known = all_labels(dataset.source)
-        known = known & (labels >= 0) & (labels < dataset.num_classes)
-        return torch.where(known, labels, torch.zeros_like(labels)).long(), known
-    assert isinstance(dataset, FeatureDataset)
-    return dataset.targets, torch.ones(len(dataset), dtype=torch.bool)
 
 
 def with_features(
@@ -141,34 +110,30 @@ def with_features(
     progress: bool = True,
     device: str = "cpu",
     half: bool = False,
-) -> Dataset:
-    """The dataset with every record passed through ``transform``: computed once, in bounded memory.
+) -> RecordSet:
+    """The set with every record passed through ``transform``: computed once, in bounded memory.
 
-    Of a dataset that picks rows out of a store (`ArrayDataset`, `StoredRecords`), the features of the whole store are
-    kept, so that every split of it finds its own. The file is named after the records' content and the transform.
-    ``cache``: the folder, or None to keep nothing. ``half``: see `FeatureDataset`.
+    Where a store tells its content, the features of all of it are kept, so that every set of its rows finds its own; of
+    several processes each computes those of its range. The file is named after the records' content and the transform.
+    ``cache``: the folder, or None to keep nothing. ``half``: see `FeatureStore`. What guards targets stays over the
+    features.
     """
-    if isinstance(dataset, GuardedDataset):
-        inner = with_features(dataset.source, transform, cache, progress=progress, device=device, half=half)
-        return GuardedDataset(inner, dataset.num_classes)
-    if isinstance(dataset, RealTargets):
-        inner = with_features(dataset.source, transform, cache, progress=progress, device=device, half=half)
-        return RealTargets(inner)
-    if isinstance(dataset, Part):  # each process computes those of its own records, into a file of their own
-        inner = with_features(dataset.source, transform, cache, progress=progress, device=device, half=half)
-        return Part(inner, dataset.total, dataset.places, rows_digest=dataset.rows_digest)
-    store = _Store(dataset, progress)
-    if not store.size:
-        targets = records_at(dataset, np.arange(0))[1]
-        nothing = np.zeros((0, *transform.feature_shape), np.float16)
-        return FeatureDataset(nothing, targets, store.rows, half=half)
-    shape = (store.size, *transform.feature_shape)
+    records = as_records(dataset)
+    reader = _Reader(records, progress)
+    features = _features(reader, transform, cache, progress, device)
+    return records.with_store(FeatureStore(features, reader.labels(), half=half), reader.rows)
+
+
+def _features(reader: _Reader, transform: Transform, cache: Path | None, progress: bool, device: str) -> np.ndarray:
+    shape = (reader.size, *transform.feature_shape)
+    if not reader.size:
+        return np.zeros(shape, np.float16)
     if cache is None:
         with tempfile.TemporaryFile(prefix="cords_dp-") as file:  # it has no name, and ends with the last who maps it
             features = np.memmap(file, dtype=np.float16, mode="w+", shape=shape)
-            _write_features(store, transform, features, progress, device)
-        return FeatureDataset(features, store.targets, store.rows, half=half)
-    path = cache / f"{re.sub(r'[^0-9A-Za-z.-]', '_', transform.name)}-{store.fingerprint(transform)}.npy"
+            _write_features(reader, transform, features, progress, device)
+        return features
+    path = cache / f"{re.sub(r'[^0-9A-Za-z.-]', '_', transform.name)}-{reader.fingerprint(transform)}.npy"
     with contextlib.suppress(OSError):  # not there yet, or somebody else's
         cache.chmod(0o700)
     if not path.is_file():
@@ -176,8 +141,8 @@ def with_features(
         with FileLock(path.with_suffix(".lock")):  # two runs that start together compute them once
             if not path.is_file():
                 with growing(path, shape) as part:
-                    _write_features(store, transform, part.features, progress, device, part)
-    return FeatureDataset(_stored(path, shape), store.targets, store.rows, half=half)
+                    _write_features(reader, transform, part.features, progress, device, part)
+    return _stored(path, shape)
 
 
 def _make_private(cache: Path) -> None:
@@ -187,58 +152,50 @@ def _make_private(cache: Path) -> None:
     remove_stale(cache)  # of a run that was killed
 
 
-class _Store:
-    """All records behind a dataset, a few at a time, their labels, and which of them the dataset picks."""
+class _Reader:
+    """The records whose features are kept, a few at a time: the whole store's where it tells its content, or the set's.
 
-    def __init__(self, dataset: Dataset, progress: bool):
-        self.dataset, self.progress = dataset, progress
-        if isinstance(dataset, (ArrayDataset, StoredRecords)):
-            self.size, self.rows = len(dataset.all_targets), dataset.rows
-        else:
-            self.size = len(dataset)  # type: ignore[arg-type]
-            self.rows = torch.arange(self.size)
+    ``rows``: where the set's records then lie among them; None if they stay where they are.
+    """
+
+    def __init__(self, records: RecordSet, progress: bool):
+        self._store, self._progress = records.store, progress
+        self._content = self._store.content()
+        self._picked = None if self._content is not None else records.rows
+        self.size = len(self._store) if self._picked is None else len(self._picked)
+        self.rows = None if self._picked is None else np.arange(self.size)
         self._labels: Tensor | None = None
 
     def batches(self, size: int, first: int = 0) -> Iterator[Tensor]:
-        """The x of all records from ``first`` on. Labels that a dataset does not list are noted on the way."""
+        """The x of all records from ``first`` on. Their labels are noted on the way: reading may be slow."""
         noted = self._labels  # in one piece: small pieces between large ones would break up the memory
         for start in range(first, self.size, size):
-            rows = torch.arange(start, min(start + size, self.size))
-            if isinstance(self.dataset, (ArrayDataset, StoredRecords)):
-                yield self.dataset.read(rows)[0]
-            else:
-                x, y = records_at(self.dataset, rows.numpy())
+            places = np.arange(start, min(start + size, self.size))
+            x, y = self._store.read(places if self._picked is None else self._picked[places])
+            if self._picked is not None:
                 noted = y.new_empty((self.size, *y.shape[1:])) if noted is None else noted
-                noted[rows] = y
-                yield x
+                noted[torch.from_numpy(places)] = y
+            yield x
         self._labels = noted
 
-    @property
-    def targets(self) -> Tensor:
-        if isinstance(self.dataset, (ArrayDataset, StoredRecords)):
-            return self.dataset.all_targets
+    def labels(self) -> Tensor:
+        if self._picked is None or not self.size:
+            return self._store.labels(np.arange(self.size))
         assert self._labels is not None
         return self._labels
 
     def fingerprint(self, transform: Transform) -> str:
-        constants = self.dataset.constants if isinstance(self.dataset, (ArrayDataset, StoredRecords)) else None
-        digest = hashlib.sha256(json.dumps([*transform.settings, constants]).encode())
-        for piece in self._content():
+        digest = hashlib.sha256(json.dumps([*transform.settings, self._store.constants]).encode())
+        for piece in self._read_content() if self._content is None else self._content:
             digest.update(piece)
         return digest.hexdigest()[:24]
 
-    def _content(self) -> Iterator[bytes]:
-        """What decides the records, in pieces: bytes as they are stored where the dataset can give them."""
-        if isinstance(self.dataset, ArrayDataset):
-            for start in range(0, self.size, _BATCH):
-                yield self.dataset.x[start : start + _BATCH].numpy().tobytes()
-        elif isinstance(self.dataset, StoredRecords):
-            yield from self.dataset.content()
-        else:
-            with tqdm(total=self.size, unit="record", desc="reading", disable=not self.progress, leave=False) as bar:
-                for x in self.batches(_BATCH):
-                    yield str((x.dtype, *x.shape[1:])).encode() + x.cpu().contiguous().numpy().tobytes()
-                    bar.update(len(x))
+    def _read_content(self) -> Iterator[bytes]:
+        """What decides the records, in pieces, for a store that has nothing shorter to say."""
+        with tqdm(total=self.size, unit="record", desc="reading", disable=not self._progress, leave=False) as bar:
+            for x in self.batches(_BATCH):
+                yield str((x.dtype, *x.shape[1:])).encode() + x.cpu().contiguous().numpy().tobytes()
+                bar.update(len(x))
 
 
 def _stored(path: Path, shape: tuple[int, ...]) -> np.ndarray:
@@ -254,24 +211,24 @@ def _stored(path: Path, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _write_features(
-    store: _Store,
+    reader: _Reader,
     transform: Transform,
     features: np.ndarray,
     progress: bool,
     device: str,
     part: GrowingFile | None = None,
 ) -> None:
-    if store.size >= _MANY and device == "cpu" and hasattr(transform, "prepare_for_many"):
+    if reader.size >= _MANY and device == "cpu" and hasattr(transform, "prepare_for_many"):
         transform.prepare_for_many(progress)
     start = part.rows if part else 0
-    bar = tqdm(total=store.size, initial=start, unit="record", desc=transform.name, disable=not progress, leave=False)
+    bar = tqdm(total=reader.size, initial=start, unit="record", desc=transform.name, disable=not progress, leave=False)
 
     def compute(x: Tensor) -> np.ndarray:
         with np.errstate(over="ignore"):  # a feature that half precision cannot hold makes its record void
             return transform(x.to(device)).cpu().numpy().astype(np.float16)
 
     workers = _cores() if device == "cpu" and getattr(transform, "uses_one_core", False) else 1
-    with bar, in_order(compute, store.batches(getattr(transform, "batch", _BATCH), start), workers) as results:
+    with bar, in_order(compute, reader.batches(getattr(transform, "batch", _BATCH), start), workers) as results:
         for rows in results:
             features[start : start + len(rows)] = rows
             start += len(rows)

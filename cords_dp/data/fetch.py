@@ -23,8 +23,8 @@ import numpy as np
 from filelock import FileLock
 from tqdm import tqdm
 
-from cords_dp.data.arrays import RawData
 from cords_dp.data.published import read_tiny_imagenet
+from cords_dp.data.store import RawData
 from cords_dp.errors import DatasetUnavailableError
 from cords_dp.files import replacing
 

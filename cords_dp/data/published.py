@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from cords_dp.config.values import folder, path
-from cords_dp.data.arrays import RawData
-from cords_dp.data.images import PixelConstants
 from cords_dp.data.sources.base import Facts, find_source, source_names
+from cords_dp.data.store import PixelConstants, RawData
+from cords_dp.data.text_sets import TEXT_SETS
 from cords_dp.errors import ConfigError, DatasetUnavailableError
 
 _VALIDATION_SHARE = 0.1
@@ -80,7 +80,7 @@ def check_dataset(cfg: Mapping[str, Any], *, private: bool) -> None:
         source.check(cfg["dataset"], private=private)
         return
     if name not in DATASETS:
-        if private and name not in _CORDS_IMAGE_SETS and name not in _text_sets():
+        if private and name not in _CORDS_IMAGE_SETS and name not in TEXT_SETS:
             raise ConfigError("dataset.name", name, f"{_why_not(name)}; {_HAND_OVER}")
         return
     _check_built(cfg["dataset"], name, feature)
@@ -105,7 +105,7 @@ def _why_not(name: str) -> str:
         return "CORDS standardises it with statistics of the training records, which no budget pays for"
     if name == "boston":
         return "scikit-learn has withdrawn it"
-    known = ", ".join(sorted([*DATASETS, *_CORDS_IMAGE_SETS, *_text_sets(), *source_names()]))
+    known = ", ".join(sorted([*DATASETS, *_CORDS_IMAGE_SETS, *TEXT_SETS, *source_names()]))
     return f"no set of this name can be read privately (known are {known})"
 
 
@@ -114,7 +114,7 @@ def has_classes(cfg: Mapping[str, Any]) -> bool:
     facts = public_facts(cfg)
     if facts is not None:
         return bool(facts.classes)
-    return dataset_name(cfg) in {*_CORDS_IMAGE_SETS, *_text_sets()}
+    return dataset_name(cfg) in {*_CORDS_IMAGE_SETS, *TEXT_SETS}
 
 
 def _check_built(section: Mapping[str, Any], name: str, feature: Any) -> None:
@@ -158,7 +158,7 @@ def for_testing(section: Mapping[str, Any], total: int) -> int:
 def holds_images(cfg: Mapping[str, Any]) -> bool:
     facts = public_facts(cfg)
     if facts is None:  # CORDS' other sets that can be read privately are images or text
-        return dataset_name(cfg) not in _text_sets()
+        return dataset_name(cfg) not in TEXT_SETS
     return facts.images
 
 
@@ -209,12 +209,6 @@ def _cut_by(section: Mapping[str, Any]) -> str | None:
     if feature_of(section) in ("classimb", "mildimb"):
         return "feature"
     return next((key for key in ("cut_classes", "cut_column") if section.get(key)), None)
-
-
-def _text_sets() -> Mapping[str, Any]:
-    from cords_dp.data.text_sets import TEXT_SETS  # late: it needs torch
-
-    return TEXT_SETS
 
 
 # share of class 0 in training, validation and test: 1:9, 6:4, 9:1

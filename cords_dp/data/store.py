@@ -1,158 +1,244 @@
-"""Records that lie in files and are read a few at a time, and what the sources of such records share."""
+"""Stores: where records lie, and how they are read by their place.
+
+A store is arrays, files, a table, features on disk, or a dataset that a user hands over. What changes how records are
+read (padding, a guard against unreadable ones) is a store around a store.
+
+Formal guarantee that every store keeps: what it reads for record i is a function of record i and of public values. No
+statistic is fitted on records.
+"""
 
 from __future__ import annotations
 
 import copy
-from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from cords_dp.config.values import Key, list_of, number, path, text, whole
-from cords_dp.data.arrays import RowsOfStore, Splits
-from cords_dp.data.images import PixelConstants
-from cords_dp.data.sources.base import SPLIT_KEYS, split_rows
-from cords_dp.errors import ConfigError, DataError
+from cords_dp.errors import ConfigError, MechanismError
 
-NO_CLASS = -1  # a label that no class has: its record contributes nothing
-_IMAGENET = PixelConstants((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-_GREY = PixelConstants((0.5,), (0.25,))
+if TYPE_CHECKING:
+    from cords_dp.data.half_rows import HalfRows
 
 
-class StoredRecords(RowsOfStore):
-    """Some rows of a store. ``all_targets``: the labels of all of it. ``constants`` and `content` name its features."""
+class Origin(NamedTuple):
+    """Where records come from: which rows of which object. memory: where each begins, and how long one is."""
+
+    owner: Any
+    rows: np.ndarray
+    memory: tuple[np.ndarray, int] | None = None
+
+
+class Store(ABC):
+    """Where records lie. `read` and a length make a store; the other methods are for stores that can do better.
+
+    constants: public numbers that reading depends on, for the name of cached features. names: of the records, for a
+    table of predictions. dataset: what was handed over as a torch dataset. may_fail: can reading raise, or give records
+    of different shapes? Such a store is guarded (`handed_over.ReadableStore`), and any is that does not say otherwise.
+    """
 
     constants: Any = None
-
-    def __init__(self, all_targets: Tensor):
-        self.all_targets = all_targets
-        self.rows = torch.arange(len(all_targets))
-
-    @abstractmethod
-    def read(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Records by their place in the store, and their labels. Row i depends on record i alone."""
+    dataset: Any = None
+    names: Sequence[str] | None = None
+    may_fail: bool = True
 
     @abstractmethod
-    def content(self) -> Iterator[bytes]:
-        """Bytes that decide the x of every record in the store, in pieces."""
+    def __len__(self) -> int: ...
 
-    def at(self, rows: np.ndarray) -> StoredRecords:
-        """The same store with other rows."""
-        picked = copy.copy(self)
-        picked.rows = torch.from_numpy(np.asarray(rows, dtype=np.int64))
-        return picked
+    @abstractmethod
+    def read(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Read records by their place in the store, and their labels. Row i depends on record i alone."""
 
-    @property
-    def store_size(self) -> int:
-        return len(self.all_targets)
+    def record(self, row: int) -> Any:
+        """Read one record as it is, before records are made to fit together."""
+        x, y = self.read(np.array([row]))
+        return x[0], y[0]
 
-    def part(self, start: int, stop: int, rows: np.ndarray) -> StoredRecords:
-        kept = self.at(rows)
-        kept.all_targets = self.all_targets[start:stop].clone()
-        kept.keep_range(start, stop)
-        return kept
+    def labels(self, rows: np.ndarray) -> Tensor:
+        return self.read(rows)[1]
+
+    def listed_labels(self) -> Any:
+        """Return all labels, in whatever form they are listed beside the records; None where they are not."""
+        return None
+
+    def content(self) -> Iterator[bytes] | None:
+        """Bytes that decide the x of every record in the store, in pieces.
+
+        Features are then kept for the whole store. None: they are kept for each set, named after what is read.
+        """
+        return None
+
+    def half_rows(self, rows: np.ndarray) -> HalfRows | None:
+        """Features in half precision, to be read where they lie; None where there are none."""
+        return None
+
+    def range(self, start: int, stop: int) -> Store:
+        """Return a store of ``start … stop − 1`` only, which forgets the other records if it can. Nothing is read."""
+        return RangeOfStore(self, start, stop)
+
+    # -- which records these are: public facts ------------------------------------------------------------
+
+    def binding(self, rows: np.ndarray, *, built: bool) -> list[Any]:
+        """What a ledger is bound to (`build.data_binding`). ``built``: the store was made from the config."""
+        return ["rows", len(rows), digest_of_rows(rows)]
+
+    def file_rows(self, rows: np.ndarray) -> np.ndarray | None:
+        """The numbers of records in their file or published set; None where the store does not tell."""
+        return rows
+
+    def origins(self, rows: np.ndarray) -> list[Origin]:
+        """List where the records of these rows come from, for `handed_over.refuse_shared_records`."""
+        return [Origin(self, rows)]
+
+    def identifiers(self, column: str) -> list[Any]:
+        """The values of a column of the file that the records were read from."""
+        raise ConfigError("--id", column, "only the records of a table have columns")
+
+    # -- what a source has handed out (`sources.base.Source.sums`, ``prepared``) ---------------------------
+
+    def innermost(self) -> Store:
+        """The store as its source has handed it out, without what was put around it since."""
+        return self
+
+    def with_handed_out(self, dataset: Any) -> Store:
+        """The same store around another set of the source's."""
+        return dataset.store
+
+    def guard(self) -> Any:
+        """The `handed_over.ReadableStore` among the stores, from the outermost inwards; None if there is none."""
+        return None
+
+
+class LabelledStore(Store):
+    """A store whose labels are all in memory, and its records read a few at a time."""
+
+    def __init__(self, all_labels: Tensor):
+        self.all_labels = all_labels
+
+    def __len__(self) -> int:
+        return len(self.all_labels)
+
+    @abstractmethod
+    def records(self, rows: np.ndarray) -> Tensor:
+        """Read the x of records by their place in the store. Row i depends on record i alone."""
 
     @abstractmethod
     def keep_range(self, start: int, stop: int) -> None:
         """Forget all records of the store but these; nothing is read."""
 
-    @property
-    def targets(self) -> Tensor:
-        return self.all_targets[self.rows]
+    def read(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        return self.records(rows), self.labels(rows)
+
+    def labels(self, rows: np.ndarray) -> Tensor:
+        return self.all_labels[torch.from_numpy(rows)]
+
+    def listed_labels(self) -> Tensor:
+        return self.all_labels
+
+    def range(self, start: int, stop: int) -> LabelledStore:
+        kept = copy.copy(self)
+        kept.all_labels = self.all_labels[start:stop].clone()
+        kept.keep_range(start, stop)
+        return kept
+
+
+class StoreAround(Store):
+    """A store that reads the records of another in a way of its own. What it does not say, the other one says."""
+
+    def __init__(self, source: Store):
+        self.source = source
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.source)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        x, y = self.batch([index])
-        return x[0], y[0]
+    @property
+    def may_fail(self) -> bool:  # type: ignore[override]
+        return self.source.may_fail
 
-    def batch(self, indices: Sequence[int] | np.ndarray | Tensor) -> tuple[Tensor, Tensor]:
-        return self.read(self.rows[torch.as_tensor(np.asarray(indices), dtype=torch.int64)])
+    def range(self, start: int, stop: int) -> Store:
+        return self._around(self.source.range(start, stop))
 
+    def binding(self, rows: np.ndarray, *, built: bool) -> list[Any]:
+        return self.source.binding(rows, built=built)
 
-def split_stores(
-    store: StoredRecords,
-    validation: StoredRecords | None,
-    test: StoredRecords | None,
-    section: Mapping[str, Any],
-    rng: np.random.Generator,
-    classes: int,
-) -> Splits:
-    """Rows of one store for the sets that have none of their own: by the number of records and the seed alone.
+    def file_rows(self, rows: np.ndarray) -> np.ndarray | None:
+        return self.source.file_rows(rows)
 
-    Of the test set, which is taken as public, those without a known label are left out: nothing can be said of them.
-    """
-    own = {f"{name}_path": True for name, part in (("validation", validation), ("test", test)) if part is not None}
-    rows = split_rows(len(store), {**section, **own}, rng)
-    tested = store.at(rows.test) if test is None else test
-    return Splits(
-        store.at(rows.train),
-        store.at(rows.validation) if validation is None else validation,
-        tested.at(tested.rows[(tested.targets >= 0) & (tested.targets < classes)].numpy()),
-        classes,
-    )
+    def origins(self, rows: np.ndarray) -> list[Origin]:
+        return self.source.origins(rows)
 
+    def innermost(self) -> Store:
+        return self.source.innermost()
 
-# --- keys that several sources read ------------------------------------------------------------------------------
+    def with_handed_out(self, dataset: Any) -> Store:
+        return self._around(self.source.with_handed_out(dataset))
+
+    def guard(self) -> Any:
+        return self.source.guard()
+
+    def _around(self, source: Store) -> Store:
+        outer = copy.copy(self)
+        outer.source = source
+        return outer
 
 
-def class_names(key: str, value: Any) -> tuple[str, ...]:
-    """Names of the classes, in the order of the labels; a number stands for 0, 1, …"""
-    if isinstance(value, int):
-        return tuple(map(str, range(whole(key, value, low=2, high=100_000))))
-    names = list_of(key, value, text)
-    if len(names) < 2 or len(set(names)) < len(names):
-        raise ConfigError(key, value, "must be two or more names, all different, or the number of classes")
-    return names
+class RangeOfStore(StoreAround):
+    """A range of a store that only its owner can make smaller."""
+
+    def __init__(self, source: Store, start: int, stop: int):
+        super().__init__(source)
+        self.start, self.stop = start, stop
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def read(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        return self.source.read(rows + self.start)
+
+    def record(self, row: int) -> Any:
+        return self.source.record(row + self.start)
+
+    def labels(self, rows: np.ndarray) -> Tensor:
+        return self.source.labels(rows + self.start)
+
+    def range(self, start: int, stop: int) -> Store:
+        return RangeOfStore(self.source, self.start + start, self.start + stop)
+
+    def origins(self, rows: np.ndarray) -> list[Origin]:
+        return self.source.origins(rows + self.start)
+
+    def innermost(self) -> Store:
+        raise MechanismError(
+            "the source hands out sets that cannot be cut into parts, so its sums would be over all records in every "
+            "process; let the sets be RecordSets of a store with `range`, or train in one process"
+        )
 
 
-def declared_classes(section: Mapping[str, Any]) -> tuple[str, ...]:
-    """The classes that the config declares: labels are private, so they cannot be looked up."""
-    if section.get("classes") is None:
-        fix = "declare the classes: their names in the order of the labels, or how many there are"
-        raise ConfigError("dataset.classes", None, fix)
-    return class_names("dataset.classes", section["classes"])
+def digest_of_rows(rows: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(rows, dtype=np.int64).tobytes()).hexdigest()
 
 
-def label_numbers(labels: np.ndarray, classes: Sequence[str]) -> Tensor:
-    """Labels as places in ``classes``, each by itself: a name, or a number. What is no class is `NO_CLASS`."""
-    if labels.dtype.kind in "iub":
-        known = (labels >= 0) & (labels < len(classes))
-        return torch.from_numpy(np.where(known, labels, NO_CLASS).astype(np.int64))
-    numbers = {str(number): number for number in range(len(classes))}
-    place = {**numbers, **{name: number for number, name in enumerate(classes)}}
-    found = (place.get(str(label), NO_CLASS) if isinstance(label, (str, int)) else NO_CLASS for label in labels)
-    return torch.tensor(list(found), dtype=torch.int64)
+# --- arrays in memory --------------------------------------------------------------------------------------------
 
 
-OWN_SPLIT_KEYS = {name: key for name, key in SPLIT_KEYS.items() if name != "cache"}
-_CONSTANTS = "constants by which pixels are normalised"
-IMAGE_KEYS: dict[str, Key] = {
-    "size": Key(partial(whole, low=8, high=1024), None, "pixels a side that images are brought to"),
-    "channels": Key(partial(whole, low=1, high=3), None, "1 for grey, 3 for colour"),
-    "mean": Key(partial(list_of, check=partial(number, low=-10, high=10)), None, _CONSTANTS),
-    "std": Key(partial(list_of, check=partial(number, low=0, high=10)), None, _CONSTANTS),
-}
-PATH = Key(path, None, "the file or folder")
-CLASSES = Key(class_names, None, "names of the classes, in the order of the labels, or how many there are")
-TARGET = Key(text, None, "the column to predict")
-TEXT = Key(text, None, "the column of texts")
-MAX_LENGTH = Key(partial(whole, low=8, high=100_000), None, "bytes to which every text is cut")
+class RawData(NamedTuple):
+    """Arrays as published: features (uint8 images as N×C×H×W, or floats) and integer labels."""
+
+    x_train: np.ndarray
+    y_train: np.ndarray
+    x_test: np.ndarray
+    y_test: np.ndarray
 
 
-def pixel_constants(section: Mapping[str, Any], channels: int) -> PixelConstants:
-    """Constants of the config, or those that are usual: ImageNet's for colours. They are never fitted."""
-    usual = _IMAGENET if channels == 3 else _GREY
-    given = [tuple(map(float, section.get(key) or getattr(usual, key))) for key in ("mean", "std")]
-    for key, values in zip(("mean", "std"), given, strict=True):
-        if len(values) != channels:
-            raise ConfigError(f"dataset.{key}", section.get(key), f"must be {channels} numbers, one for each channel")
-    return PixelConstants(*given)
+class PixelConstants(NamedTuple):
+    """Public constants by which pixels are normalised, channel by channel: (pixel / 255 − mean) / std."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
 
 
 def normalised(pixels: Tensor, constants: PixelConstants) -> Tensor:
@@ -161,6 +247,36 @@ def normalised(pixels: Tensor, constants: PixelConstants) -> Tensor:
     return (pixels.float() - mean) / std
 
 
-def refuse_empty(store: StoredRecords, what: str) -> None:
-    if len(store) < 1:
-        raise DataError(f"there is no record in {what}")
+_PIECE = 256
+
+
+class ArrayStore(LabelledStore):
+    """Records in memory, normalised by fixed public constants when they are read."""
+
+    constants: PixelConstants
+    may_fail = False
+
+    def __init__(self, x: np.ndarray, y: np.ndarray, mean: Sequence[float] = (), std: Sequence[float] = ()):
+        super().__init__(torch.from_numpy(np.asarray(y, dtype=np.int64)))
+        self.x = torch.from_numpy(np.ascontiguousarray(x))
+        self.constants = PixelConstants(tuple(mean), tuple(std))
+
+    def records(self, rows: np.ndarray) -> Tensor:
+        x = self.x[torch.from_numpy(rows)]
+        return normalised(x, self.constants) if self.constants.mean and self.constants.std else x.float()
+
+    def keep_range(self, start: int, stop: int) -> None:
+        self.x = self.x[start:stop].clone()  # a copy: a view would keep the memory of the other rows
+
+    def content(self) -> Iterator[bytes]:
+        for start in range(0, len(self), _PIECE):
+            yield self.x[start : start + _PIECE].numpy().tobytes()
+
+    def origins(self, rows: np.ndarray) -> list[Origin]:
+        return [Origin(self, rows, memory_of(self.x, rows))]
+
+
+def memory_of(x: Tensor, rows: np.ndarray) -> tuple[np.ndarray, int]:
+    """Where rows of a tensor begin in memory, and how long each is."""
+    stride, size = (x.stride(0) if x.dim() else 1) * x.element_size(), x[:1].numel() * x.element_size()
+    return x.data_ptr() + rows * stride, size

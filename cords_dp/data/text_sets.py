@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
-from cords_dp.data.arrays import Splits
+from cords_dp.data.record_set import Splits
 from cords_dp.errors import ConfigError, DatasetUnavailableError
 
 Labelled = list[tuple[str, int]]  # (sentence, label)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cords_dp.config.values import suggest
-from cords_dp.data.published import PixelConstants
+from cords_dp.data.store import PixelConstants
 from cords_dp.errors import ConfigError
 from cords_dp.models.features import Features, FrozenFeatures, module_features, registered_features
 from cords_dp.models.scattering import Scattering

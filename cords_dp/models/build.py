@@ -19,8 +19,8 @@ import torch
 from torch import nn
 
 from cords_dp.config.values import suggest, whole
-from cords_dp.data.images import PixelConstants
 from cords_dp.data.published import public_facts
+from cords_dp.data.store import PixelConstants
 from cords_dp.data.text_sets import glove_file
 from cords_dp.errors import ConfigError, CordsDPError, MechanismError
 from cords_dp.models.backbones import OUR_FEATURES, build_features

@@ -17,7 +17,7 @@ from torch import nn
 
 from cords_dp.config.keys import check_values
 from cords_dp.config.values import list_of, number, text, whole
-from cords_dp.data.images import PixelConstants
+from cords_dp.data.store import PixelConstants
 from cords_dp.errors import ModelUnavailableError
 from cords_dp.models.build import build_model
 from cords_dp.models.private import make_private_ready

@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from tqdm import tqdm
 
-from cords_dp.data.arrays import sequential_batches
-from cords_dp.data.images import SUFFIXES, PixelConstants
+from cords_dp.data.handed_over import as_records
+from cords_dp.data.record_set import RecordSet, sequential_batches
 from cords_dp.data.sources.arrays import ArraySource
 from cords_dp.data.sources.base import Source, find_source
-from cords_dp.data.sources.folder import FolderSource
+from cords_dp.data.sources.folder import SUFFIXES, FolderSource
 from cords_dp.data.sources.texts import encode_texts
-from cords_dp.data.store import normalised
+from cords_dp.data.store import PixelConstants, normalised
 from cords_dp.errors import ConfigError, CordsDPError, DataError, ModelUnavailableError
 from cords_dp.files import write_durably
 from cords_dp.models.card import FILE, ModelCard
@@ -110,12 +110,12 @@ class LoadedModel:
         A record that cannot be read has an empty row. ``id_column``: a column of the file that is copied beside the
         predictions. ``delimiter``: of a CSV file, if it is not the one that was trained with.
         """
-        records = self._read(Path(path).expanduser(), delimiter)
+        records = as_records(self._read(Path(path).expanduser(), delimiter))
         identifiers = {} if id_column is None else {id_column: self._identifiers(records, id_column)}
-        total = len(records)  # type: ignore[arg-type]
+        total = len(records)
         with tqdm(total=total, unit="record", desc="predict", disable=not progress, leave=False) as bar:
             outputs = self._outputs(self._shown(records, bar))
-        names = getattr(records, "names", None) or list(range(total))
+        names = records.store.names or list(range(total))
         if self.card.regression:
             columns = {f"prediction_{i}" if outputs.shape[1] > 1 else "prediction": outputs[:, i] for i in
                        range(outputs.shape[1])}  # fmt: skip
@@ -131,12 +131,10 @@ class LoadedModel:
 
     # -- inside -------------------------------------------------------------------------------------
 
-    def _identifiers(self, records: Dataset, column: str) -> pd.Series:
-        if not hasattr(records, "identifiers"):
-            raise ConfigError("--id", column, "only the records of a table have columns")
+    def _identifiers(self, records: RecordSet, column: str) -> pd.Series:
         if column in {"record", "prediction", *(f"p_{name}" for name in self.classes)}:
             raise ConfigError("--id", column, "the predictions have a column of this name; rename it")
-        return pd.Series(records.identifiers(column), dtype=object)
+        return pd.Series(records.store.identifiers(column), dtype=object)
 
     def _names(self, probabilities: np.ndarray) -> np.ndarray:
         finite = np.isfinite(probabilities).all(axis=1)
@@ -158,7 +156,7 @@ class LoadedModel:
         with _undamaged_card():
             return outputs if reader is None else reader.in_target_unit(source, outputs.astype(np.float64))
 
-    def _shown(self, records: Dataset, bar: tqdm) -> Iterable[Tensor]:
+    def _shown(self, records: RecordSet, bar: tqdm) -> Iterable[Tensor]:
         for x, _ in sequential_batches(records, _BATCH):
             yield x
             bar.update(len(x))

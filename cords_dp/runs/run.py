@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from cords_dp.config import thawed_copy, to_plain
-from cords_dp.data.arrays import sequential_batches
+from cords_dp.data.record_set import sequential_batches
 from cords_dp.files import remove_stale, write_durably
 from cords_dp.planning.mechanism import Mechanism
 from cords_dp.processes import current_world, keep_freed_memory

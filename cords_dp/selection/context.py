@@ -9,9 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
-from cords_dp.data import shards
+from cords_dp.data.record_set import RecordSet
 from cords_dp.models.private import refuse_changes, state_of
 from cords_dp.planning.plan import PrivacyPlan
 from cords_dp.selection.last_layer import LastLayer, last_layer
@@ -25,13 +24,13 @@ Weights = Mapping[str, "Tensor"]  # a released state_dict
 class Records:
     """The records of one dataset, seen through a copy of the model that nothing else uses."""
 
-    dataset: Dataset
+    dataset: RecordSet
     model: nn.Module
     loss: Callable[[Tensor, Tensor], Tensor]  # one loss per record
     device: str
 
     def __len__(self) -> int:
-        return len(self.dataset)  # type: ignore[arg-type]
+        return len(self.dataset)
 
     def at(self, weights: Weights, *, linear_layer: bool = True, projection: int | None = None) -> LastLayer:
         """Last-layer gradients, logits and labels of every record at released weights. Private values."""
@@ -49,7 +48,7 @@ class Records:
 
     def among(self, indices: np.ndarray) -> Records:
         """Return some of the records."""
-        return replace(self, dataset=shards.Picks(self.dataset, indices))
+        return replace(self, dataset=self.dataset.at(indices))
 
     def kinds(self, weights: Weights, classes: int) -> tuple[np.ndarray, np.ndarray]:
         """Label and predicted class of every record; label −1 for one that is null, unknown or not finite."""

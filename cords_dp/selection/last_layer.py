@@ -14,12 +14,9 @@ from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
-from cords_dp.data import arrays as batches
-from cords_dp.data import feature_cache as features
-from cords_dp.data import shards
 from cords_dp.data.half_rows import HalfRows
+from cords_dp.data.record_set import RecordSet, sequential_batches
 from cords_dp.noise.clipping import clip_factors, finite_or_zero, row_norms
 
 LossPerExample = Callable[["Tensor", "Tensor"], "Tensor"]
@@ -148,7 +145,7 @@ class LastLayer:
 def last_layer(
     model: nn.Module,
     loss: LossPerExample,
-    dataset: Dataset,
+    dataset: RecordSet,
     *,
     linear_layer: bool,
     device: str,
@@ -161,14 +158,14 @@ def last_layer(
     """
     model.eval()  # dropout would make a record's score depend on chance
     if linear_layer and projection is None and hasattr(model, "stored_rows"):
-        stored = features.stored_rows(dataset)
+        stored = dataset.half_rows()
         if stored is not None and device == "cpu":
             with torch.no_grad():
                 return _of_stored(model, loss, dataset, stored)
-    held = len(dataset)  # type: ignore[arg-type]
+    held = len(dataset)
     columns: list[Tensor] = []  # each in one piece: small pieces between large ones would break up the memory
     start = 0
-    for x, y in batches.sequential_batches(dataset, _BATCH) if held else [_made_up(dataset)]:
+    for x, y in sequential_batches(dataset, _BATCH) if held else [_made_up(dataset)]:
         with torch.no_grad():
             batch = _of_batch(model, loss, x.to(device), y.to(device), linear_layer, projection)
         columns = columns or [part.new_empty((max(held, 1), *part.shape[1:])) for part in batch]
@@ -179,9 +176,9 @@ def last_layer(
     return LastLayer(LastLayerGradients(r, a), logits, labels)
 
 
-def _made_up(dataset: Dataset) -> tuple[Tensor, Tensor]:
+def _made_up(dataset: RecordSet) -> tuple[Tensor, Tensor]:
     """One record of zeros, for a process that holds none: many models cannot read an empty batch."""
-    x, y = shards.no_records(dataset)
+    x, y = dataset.no_records()
     return x.new_zeros(1, *x.shape[1:]), y.new_zeros(1, *y.shape[1:])
 
 
@@ -199,12 +196,12 @@ def _of_batch(
     return finite_or_zero(logit_gradients(logits, y, loss)), finite_or_zero(inputs), logits, y
 
 
-def _of_stored(model: nn.Module, loss: LossPerExample, dataset: Dataset, stored: HalfRows) -> LastLayer:
+def _of_stored(model: nn.Module, loss: LossPerExample, dataset: RecordSet, stored: HalfRows) -> LastLayer:
     """One pass over the features for the logits; labels come from the dataset, which knows which are impossible."""
     layer: nn.Linear = model.linear  # type: ignore[assignment]
     products, lengths = stored.products(layer.weight)
     logits = products + layer.bias
-    labels, known = features.all_labels(dataset)
+    labels, known = dataset.labels()
     logits[~known] = torch.nan
     r = finite_or_zero(logit_gradients(logits, labels, loss))
     gradients = StoredGradients(r, logits.new_ones(len(logits), 1), stored)

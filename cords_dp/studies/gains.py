@@ -19,13 +19,19 @@ import pandas as pd
 import torch
 from dotmap import DotMap
 from torch import nn
-from torch.utils.data import Dataset
 
 from cords_dp import PrivacyPlan, TrainClassifier
 from cords_dp.config import PrivacySettings, thawed_copy, to_plain
 from cords_dp.data.published import DATASETS, dataset_name
 from cords_dp.errors import ConfigError
-from cords_dp.extend import LastLayerGradients, Records, category_codes, pick_probabilities, sequential_batches
+from cords_dp.extend import (
+    LastLayerGradients,
+    Records,
+    RecordSet,
+    category_codes,
+    pick_probabilities,
+    sequential_batches,
+)
 from cords_dp.planning import build_plan
 from cords_dp.runs.jobs import RESULT, kept_files
 from cords_dp.selection import Exponential
@@ -106,7 +112,7 @@ def _exact_gains(trainer: TrainClassifier) -> np.ndarray:
     assert model is not None
     _, criterion = trainer.loss_function()
 
-    def gradients(dataset: Dataset) -> LastLayerGradients:
+    def gradients(dataset: RecordSet) -> LastLayerGradients:
         return Records(dataset, model, criterion, "cpu").at(model.state_dict()).gradients
 
     v = gradients(data.validation).clipped_sum(1.0).float()
@@ -132,7 +138,7 @@ def execute_by_group(config: Mapping[str, Any], *, column: str) -> dict[str, byt
 
 
 @torch.no_grad()
-def group_accuracies(model: nn.Module, dataset: Dataset, column: str) -> dict[str, float]:
+def group_accuracies(model: nn.Module, dataset: RecordSet, column: str) -> dict[str, float]:
     """The share of right predictions for each category of a column that occurs in the (public) test set."""
     model.eval()
     right = np.concatenate([(model(x).argmax(1) == y).numpy() for x, y in sequential_batches(dataset, _BATCH)])

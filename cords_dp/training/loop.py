@@ -44,8 +44,8 @@ import cords_dp.cords  # noqa: F401 - CORDS' modules, which a script with a loop
 from cords_dp.accounting import Ledger
 from cords_dp.config.settings import AUTO
 from cords_dp.config.values import suggest, whole
-from cords_dp.data.arrays import Splits
-from cords_dp.data.handed_over import GuardedDataset, checked_splits, refuse_shared_records
+from cords_dp.data.handed_over import checked_splits, refuse_shared_records
+from cords_dp.data.record_set import Splits
 from cords_dp.errors import BudgetExceededError, ConfigError, MechanismError
 from cords_dp.models.build import check_input
 from cords_dp.models.private import make_private_ready, refuse_changes, state_of
@@ -319,8 +319,8 @@ def _splits(trainloader: DataLoader, valloader: DataLoader | None, dss_args: Map
     classes = whole("dss_args.num_classes", dss_args.get("num_classes"), low=2)
     train: Dataset = trainloader.dataset
     validation = train if valloader is None else valloader.dataset
-    # the test set is the loop's business
-    return checked_splits(Splits(train, validation, GuardedDataset(validation, classes), classes), private=True)
+    # the test set is the loop's business: V, checked as V is, stands in its place
+    return checked_splits(Splits(train, validation, None, classes), private=True)
 
 
 def _folder(given: str | Path | None, logger: logging.Logger) -> Path | None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from cords_dp.data.prepared import evaluation_batches
+from cords_dp.data.build import evaluation_batches
 from cords_dp.files import write_durably
 from cords_dp.processes import World
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from cords_dp.data.arrays import records_at
+from cords_dp.data.record_set import records_at
 from cords_dp.errors import MechanismError
 from cords_dp.models.losses import kinds
 from cords_dp.selection.pool import Pool

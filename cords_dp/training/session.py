@@ -34,10 +34,9 @@ from torch.utils.data import DataLoader, Dataset
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, Account, Ledger, Reservation
 from cords_dp.config import config_digest, thawed_copy
 from cords_dp.config.settings import AUTO
-from cords_dp.data.arrays import Splits
-from cords_dp.data.handed_over import RecordDigests, bound_records, data_binding, limit_words
-from cords_dp.data.prepared import featured, innermost, prepared_splits
-from cords_dp.data.shards import Share, cut_splits, no_records, places
+from cords_dp.data.build import data_binding, featured
+from cords_dp.data.handed_over import RecordDigests, as_records, bound_records, limit_words
+from cords_dp.data.record_set import RecordSet, Share, Splits, cut_splits
 from cords_dp.data.sources.base import find_source
 from cords_dp.errors import ConfigError, MechanismError
 from cords_dp.models.losses import LikelihoodLoss, labels_of
@@ -246,7 +245,7 @@ class PrivateSession(Session):
         self, data: Splits, model: nn.Module, *, built: bool, features: bool = True, progress: bool = False
     ) -> None:
         binding = data_binding(self.run.config, self.run.seed, data, built=built)
-        part = cut_splits(data, share_of(self.world, self.run.config))
+        part = cut_splits(data.each(as_records), share_of(self.world, self.run.config))
         if self.world.size > 1:
             self._refuse_other_parts(part, binding)
         self.ledger = self._opened_ledger(binding)
@@ -263,7 +262,7 @@ class PrivateSession(Session):
         plan, world = self.plan, self.world
         facts = [binding, plan.fingerprint, config_digest(self.run.config), self.run.config["train_args"].get("shares")]
         world.refuse_disagreement(facts, "config or data", "give all of them the same files")
-        sizes = [len(part.train), len(part.validation)]  # type: ignore[arg-type]
+        sizes = [len(part.train), len(part.validation)]
         if world.total(np.array(sizes)).tolist() != [plan.shape.n, plan.shape.n_validation]:
             raise MechanismError("the parts of the processes do not add up to the records that were planned for")
 
@@ -330,7 +329,8 @@ class PrivateSession(Session):
             return data
         generator = self.streams.numpy("preparation")
         self.fit = released_fit(source, data, self.plan, self.ledger, generator, self.world)
-        return prepared_splits(source, data, self.fit)
+        fit = self.fit
+        return data.each(lambda records: records.with_handed_out(lambda dataset: source.prepared(dataset, fit)))
 
     # -- equipment ----------------------------------------------------------------------------------------
 
@@ -377,7 +377,7 @@ class PrivateSession(Session):
         folder = None if self.ledger.path is None else self.ledger.path.parent
         return Selections(context, ledger=self.ledger, generators=generators, folder=folder, world=self.world)
 
-    def records(self, dataset: Dataset, model: nn.Module) -> Records:
+    def records(self, dataset: RecordSet, model: nn.Module) -> Records:
         """Return records as a selector sees them, through a model of its own."""
         return Records(dataset, model, self.loss, self.run.device)
 
@@ -409,7 +409,7 @@ class PrivateSession(Session):
         count = self.plan.privacy.augmentations
         if count == 1:
             return None
-        if no_records(self.data.train)[0].dim() != 4 or hasattr(self.model, "input_transform"):
+        if self.data.train.no_records()[0].dim() != 4 or hasattr(self.model, "input_transform"):
             raise ConfigError(
                 "privacy.augmentations", count, "only models that read images themselves can be shown other views"
             )
@@ -431,7 +431,7 @@ class PrivateSession(Session):
 
     def _made_up_batch(self) -> tuple[Tensor, Tensor]:
         """Make up numbers in the shape of a record: choosing a mode must not read records."""
-        records, targets = no_records(self.data.train)
+        records, targets = self.data.train.no_records()
         generator, device = torch.Generator().manual_seed(0), self.run.device
         if records.is_floating_point():
             x = torch.randn(4, *records.shape[1:], generator=generator).to(records.dtype)
@@ -501,9 +501,9 @@ class PrivateSession(Session):
         given = self.source.pool(epoch)
         self.selection_seconds += time.perf_counter() - start
         own = isinstance(given, Pool) and given.own
-        n = len(self.data.train) if own else self.plan.shape.n  # type: ignore[arg-type]
+        n = len(self.data.train) if own else self.plan.shape.n
         pool = checked_pool(given, n, self.plan.branch_count)
-        where = None if own else places(self.data.train)
+        where = None if own else self.data.train.places
         if where is None:
             return pool
         news = self.world.share(None if given is self._given else pool)  # most strategies keep theirs for the whole run
@@ -615,7 +615,7 @@ def released_fit(
             secure=plan.privacy.secure_noise,
             world=world,
         )
-        released = releases.gaussian(preparation.name, source.sums(innermost(data.train)))
+        released = releases.gaussian(preparation.name, source.sums(data.train.handed_out()))
         found = {"released": torch.from_numpy(released)}
         archive.keep(PREPARATION, found)
     deviation = (plan.preparation_noise or 0.0) * preparation.sensitivity

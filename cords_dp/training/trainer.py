@@ -30,15 +30,13 @@ from tqdm import tqdm
 from cords_dp import cords
 from cords_dp.accounting import Ledger
 from cords_dp.config import load_config, thawed_copy
-from cords_dp.data.arrays import Splits
-from cords_dp.data.build import build_dataset
+from cords_dp.data.build import UNREADABLE, build_dataset, describe_padding, described_rows, readable
 from cords_dp.data.feature_cache import threads_for
-from cords_dp.data.handed_over import described_rows, refuse_shared_records, rows_of
-from cords_dp.data.images import PixelConstants
-from cords_dp.data.prepared import UNREADABLE, describe_padding, readable
+from cords_dp.data.handed_over import as_records, refuse_shared_records
 from cords_dp.data.published import known_sizes, public_facts
-from cords_dp.data.shards import whole_size
+from cords_dp.data.record_set import Splits
 from cords_dp.data.sources.base import find_source
+from cords_dp.data.store import PixelConstants
 from cords_dp.errors import BudgetExceededError, ConfigError, MechanismError
 from cords_dp.models.build import build_model, check_input, check_outputs
 from cords_dp.models.losses import RecordMSELoss
@@ -178,7 +176,7 @@ class TrainClassifier(cords.TrainClassifier):
         sizes = known_sizes(run.config) if given is None else None
         data = self._counted(given) if sizes is None else None
         if data is not None:
-            sizes = whole_size(data.train), whole_size(data.validation)
+            sizes = as_records(data.train).total, as_records(data.validation).total
         assert sizes is not None
         self.plan = run.plan(*sizes)
         if self.model is None:
@@ -189,7 +187,7 @@ class TrainClassifier(cords.TrainClassifier):
         self._open_log()
         self.session = self._new_session()
         data = data or self._dataset()
-        self._rows_of_train = rows_of(data.train) if self.built else None
+        self._rows_of_train = as_records(data.train).file_rows() if self.built else None
         self.session.open(data, self.model, built=self.built, progress=self.show_progress)
 
     def _dataset(self) -> Splits:

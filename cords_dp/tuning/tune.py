@@ -48,7 +48,7 @@ from cords_dp.accounting import (
 )
 from cords_dp.config import PrivacySettings, load_config, thawed_copy, to_plain
 from cords_dp.config.values import number
-from cords_dp.data.prepared import evaluation_batches
+from cords_dp.data.build import evaluation_batches
 from cords_dp.errors import AccountingError, ConfigError, CordsDPError, MechanismError
 from cords_dp.files import caches_in, make_owners_folder, write_durably
 from cords_dp.models.card import FILE as MODEL_CARD
@@ -393,7 +393,7 @@ def noisy_score(trainer: TrainClassifier, release: Release) -> float:
     assert trainer.data is not None
     assert trainer.model is not None
     validation, (_, criterion) = trainer.data.validation, trainer.loss_function()
-    batches, size = evaluation_batches(validation, trainer.run.config, private=True), len(validation)  # type: ignore[arg-type]
+    batches, size = evaluation_batches(validation, trainer.run.config, private=True), len(validation)
     _, accuracy = evaluate(trainer.model, batches, criterion, trainer.run.device)
     allowance = () if release.event is None else (Entry(VALIDATION_DATA, release.phase, release.event),)
     releases = Releases(

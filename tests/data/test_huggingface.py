@@ -43,8 +43,8 @@ def test_images_by_their_own_classes(images):
     source = HubSource()
     source.check(section, private=True)
     assert source.facts(section).classes == tuple(f"d{i}" for i in range(10))
-    store = source.build(section, np.random.default_rng(0)).train.at(np.arange(600))
-    x, y = store.batch(np.arange(6))
+    store = source.build(section, np.random.default_rng(0)).train.store
+    x, y = store.read(np.arange(6))
     assert x.shape == (6, 1, 8, 8)
     assert torch.isnan(x).flatten(1).all(dim=1).tolist() == [n == 3 for n in range(6)]
     assert y.tolist() == [0, 1, 2, 3, 4, 5]
@@ -79,9 +79,9 @@ def test_texts_and_numbers_with_splits(tmp_path):
     assert [len(p) for p in text[:3]] == [18, 2, 3]
     assert decode_text(text.test.batch([2])[0][0]) == "text 4"
     assert text.test.targets.tolist() == [0, 1, 0]  # of the test set, those that have a label
-    assert sorted(text.train.all_targets.tolist())[:2] == [-1, -1]
+    assert sorted(text.train.store.all_labels.tolist())[:2] == [-1, -1]
     numbers = HubSource().build({**section, "columns": ["a", "b"]}, np.random.default_rng(0))
-    x = numbers.train.at(np.arange(20)).batch(np.arange(3))[0]
+    x = numbers.train.store.read(np.arange(3))[0]
     assert torch.isnan(x[0, 1])
     assert x[1:].tolist() == [[1.0, 0.0], [2.0, 1.0]]
     with pytest.raises(ConfigError, match=r"dataset\.text.*no such column"):

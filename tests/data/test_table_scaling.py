@@ -14,11 +14,12 @@ from scipy import stats
 
 from cords_dp.accounting import TRAINING_DATA, Ledger, epsilon_bound
 from cords_dp.config import config_for
+from cords_dp.data.record_set import RecordSet
 from cords_dp.data.sources.base import find_source
 from cords_dp.data.sources.table import scaling
 from cords_dp.data.sources.table.encoding import NO_CLASS, Encoding
 from cords_dp.data.sources.table.schema import read_schema
-from cords_dp.data.sources.table.store import TableDataset
+from cords_dp.data.sources.table.store import TableStore
 from cords_dp.errors import BudgetExceededError, ConfigError
 from cords_dp.noise.generators import secure_generator
 from cords_dp.planning.schedule import PREPARATION
@@ -38,7 +39,7 @@ ENCODING = Encoding(read_schema(SCHEMA))
 def dataset(numbers, labels, rows=None):
     stored = np.zeros(len(labels), dtype=ENCODING.row_type)
     stored["numbers"], stored["label"] = numbers, labels
-    return TableDataset(stored, ENCODING, np.arange(len(labels)) if rows is None else rows)
+    return RecordSet(TableStore(stored, ENCODING), rows)
 
 
 # --- the sum --------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from scipy import stats
 from worlds import together
 
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, Ledger, gaussian
-from cords_dp.data.shards import Share, cut, places
+from cords_dp.data.record_set import Share
 from cords_dp.errors import ConfigError, MechanismError
 from cords_dp.planning import Release
 from cords_dp.processes import World, current_world
@@ -39,7 +39,7 @@ def inclusions(make_config, monkeypatch, size, epochs):
     drawn, real = [[] for _ in range(size)], poisson.records_at
 
     def noting(dataset, indices):
-        where = places(dataset)
+        where = dataset.places
         drawn[current_world().rank].append(indices if where is None else where[indices])
         return real(dataset, indices)
 
@@ -143,7 +143,7 @@ def selected(plan, share):
         p.data = torch.randn(p.shape, generator=generator)
 
     def records(dataset):
-        return Records(cut(dataset, share), model, CE, "cpu")
+        return Records(dataset.cut(share), model, CE, "cpu")
 
     context = SelectionContext(
         plan=plan, training=records(data_of(300, 0)), validation=records(data_of(90, 1)), num_classes=3,
@@ -157,7 +157,7 @@ def selected(plan, share):
     for name in ("1", "2")[: plan.shape.rounds]:
         pool = selections.select(weights, name)
     assert pool.own
-    where = places(context.training.dataset)
+    where = context.training.dataset.places
     found = np.zeros((300, 3))
     rows = pool.indices if where is None else where[pool.indices]
     found[rows, 0] = 1

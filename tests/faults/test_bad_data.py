@@ -7,18 +7,17 @@ import sys
 import numpy as np
 import pytest
 import torch
-from builders import Net, data_of
+from builders import Net, data_of, guarded
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from cords_dp.data.arrays import ArrayDataset, Splits, records_at
 from cords_dp.data.handed_over import (
-    GuardedDataset,
     checked_splits,
     known_words,
     limit_words,
     refuse_shared_records,
     unreadable_records,
 )
+from cords_dp.data.record_set import ClassTarget, Splits, array_set, records_at
 from cords_dp.errors import AccountingError, ConfigError, CordsDPError, DataError
 from cords_dp.models.build import check_input, register_model
 from cords_dp.selection.match import uniform_gradients
@@ -57,10 +56,10 @@ def splits(train=None, validation=None, test=None, classes=3):
 
 def test_good_sets_pass_and_keep_their_records():
     data = checked_splits(splits(), private=True)
-    assert isinstance(data.train, GuardedDataset)
-    assert not isinstance(data.test, GuardedDataset)
+    assert data.train.target == data.validation.target == ClassTarget(3)
+    assert data.test.target is None
     x, y = records_at(data.train, np.arange(5))
-    expected = [data.train.source[i] for i in range(5)]
+    expected = [listed()[i] for i in range(5)]
     assert torch.equal(x, torch.stack([record[0] for record in expected]))
     assert y.tolist() == [record[1] for record in expected]
     assert checked_splits(data, private=True).train is data.train
@@ -114,7 +113,7 @@ def test_records_of_different_shapes_tell_neither_shape_nor_place():
 
 
 def test_labels_of_a_public_set_are_told():
-    test = ArrayDataset(np.zeros((5, 6), dtype=np.float32), np.array([0, 1, 2, 3, 9]))
+    test = array_set(np.zeros((5, 6), dtype=np.float32), np.array([0, 1, 2, 3, 9]))
     with pytest.raises(DataError, match="testset has labels outside"):
         checked_splits(splits(test=test), private=True)
 
@@ -161,8 +160,8 @@ def test_training_goes_on_with_a_label_that_is_no_class(trainer, strategy, label
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_training_goes_on_with_pixels_that_are_not_finite(trainer, strategy, value):
     train, validation = data_of(400, 0), data_of(100, 1)
-    train.x[::7] = value
-    validation.x[::7] = value
+    train.store.x[::7] = value
+    validation.store.x[::7] = value
     run = trainer(strategy)
     train_on(run, splits(train, validation))
     assert all(torch.isfinite(part).all() for part in run.model.state_dict().values())
@@ -197,7 +196,7 @@ def test_records_that_the_model_cannot_read_end_in_an_error_of_ours(trainer, tmp
 def test_a_text_with_an_impossible_label_contributes_nothing():
     """Words have no NaN. Before, such a record counted as one of class 0."""
     words, labels = torch.randint(0, 9, (3, 4), generator=torch.Generator().manual_seed(0)), torch.tensor([1, 7, -3])
-    x, y = GuardedDataset(TensorDataset(words, labels), num_classes=3).batch(np.arange(3))
+    x, y = guarded(TensorDataset(words, labels), classes=3).batch(np.arange(3))
     assert x.equal(words)
     logits = torch.randn(3, 3, generator=torch.Generator().manual_seed(1)).requires_grad_()
     losses = torch.nn.CrossEntropyLoss(reduction="none")(logits, y)
@@ -264,6 +263,13 @@ def test_a_record_of_another_kind_does_not_end_a_run(trainer, strategy, capfd):
     assert run.spent().epsilon <= 3.0
     assert "john_doe" not in "".join(capfd.readouterr())
     assert unreadable_records(Strange()) == [7, 9]
+
+
+def test_without_a_test_set_the_guarded_v_stands_in_its_place():
+    """A loop's V was read unguarded: an unreadable first record ended the run, with its reader's words."""
+    data = checked_splits(Splits(listed(), Scans(100, bad=(0, 7), seed=1), None, 3), private=True)
+    assert data.test is data.validation
+    assert torch.isnan(data.test[0][0]).all()
 
 
 def test_a_set_without_a_readable_record_is_refused():
@@ -372,6 +378,10 @@ def shared_sets():
         "every other row, and the last ones": (
             TensorDataset(tensors[0][::2], tensors[1][::2]), TensorDataset(tensors[0][250:], tensors[1][250:]), other,
         ),
+        "rows of tensors that overlap": (
+            Subset(TensorDataset(tensors[0][:200]), [160]), Subset(TensorDataset(tensors[0][150:]), [10]), other,
+        ),
+        "columns of one tensor": (TensorDataset(tensors[0][:, :3]), Subset(TensorDataset(tensors[0]), [7]), other),
     }  # fmt: skip
 
 
@@ -392,6 +402,8 @@ def test_sets_apart_are_accepted():
     joined = ConcatDataset([Subset(whole, range(50)), Subset(whole, range(50, 100))])
     joined_apart = Splits(Subset(joined, range(40, 90)), Subset(whole, [*range(40), *range(90, 200)]), listed(50, 2), 3)
     refuse_shared_records(joined_apart, validation_is_read=True)
+    rows = Subset(TensorDataset(tensors[0][:200]), [160]), Subset(TensorDataset(tensors[0][150:]), [11, 60])
+    refuse_shared_records(Splits(*rows, listed(50, 2), 3), validation_is_read=True)
     same = Splits(whole, whole, listed(50, 2), 3)
     refuse_shared_records(same, validation_is_read=False)  # FullDP reads no V
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from builders import Net, data_of
 
-from cords_dp.data.arrays import ArrayDataset, Splits
+from cords_dp.data.record_set import RecordSet, Splits
 from cords_dp.errors import CordsDPError
 from cords_dp.models.build import register_model
 from cords_dp.planning import registered_mechanisms
@@ -60,10 +60,10 @@ def public_subset(strategy: str, mechanism: str | None) -> bool:
     return strategy == "RandomDP" or not secret.get(mechanism, True)
 
 
-def marked(n: int, place: int, seed: int) -> ArrayDataset:
+def marked(n: int, place: int, seed: int) -> RecordSet:
     data = data_of(n, seed)
-    data.x[place] = MARK
-    data.all_targets[place] = 2
+    data.store.x[place] = MARK
+    data.store.all_labels[place] = 2
     return data
 
 
@@ -238,7 +238,7 @@ def test_a_run_that_breaks_on_a_marked_record(make_config, tmp_path, watch, caps
 def test_a_broken_label_is_told_without_its_value(make_config, tmp_path, watch, capsys):
     """torch says "Target 31415 is out of bounds": nobody may hear that."""
     data = marked_splits()
-    data.train.all_targets[MARKED_D] = 31415
+    data.train.store.all_labels[MARKED_D] = 31415
     cfg = make_config("FullDP", model={"architecture": "LeakNet", "numclasses": 3},
                       train_args={"num_epochs": 12})  # fmt: skip
     cfg.dataset.name = "own"

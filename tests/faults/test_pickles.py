@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from cords_dp.config import load_config
-from cords_dp.data.arrays import ArrayDataset
 from cords_dp.data.feature_cache import with_features
 from cords_dp.data.fetch import image_arrays
+from cords_dp.data.record_set import array_set
 from cords_dp.errors import ConfigFileError, CordsDPError, DatasetUnavailableError
 from cords_dp.training.checkpoint import load_checkpoint
 
@@ -83,7 +83,7 @@ class Doubled:
 
 @pytest.mark.parametrize("form", ["objects", "pickle", "empty", "shape", "type"])
 def test_a_cache_of_features(tmp_path, marker, form):
-    dataset = ArrayDataset(np.ones((5, 4), dtype=np.float32), np.zeros(5))
+    dataset = array_set(np.ones((5, 4), dtype=np.float32), np.zeros(5))
     made = with_features(dataset, Doubled(), tmp_path, progress=False)
     assert torch.equal(made[0][0], torch.full((4,), 2.0))
     (path,) = tmp_path.glob("*.npy")

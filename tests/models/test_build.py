@@ -9,8 +9,8 @@ import pytest
 import torch
 from conftest import REPOSITORY
 
-from cords_dp.data.arrays import ArrayDataset
 from cords_dp.data.feature_cache import with_features
+from cords_dp.data.record_set import array_set
 from cords_dp.errors import ConfigError
 from cords_dp.models.build import build_model, model_names
 from cords_dp.models.dead_leaves import dead_leaves
@@ -164,7 +164,7 @@ def test_a_run_with_augmented_views_and_one_that_cannot_have_them(make_config, t
     from cords_dp.training.trainer import TrainClassifier
 
     x = np.random.default_rng(0).normal(size=(60, 1, 28, 28)).astype(np.float32)
-    train, test = (ArrayDataset(images, np.arange(60) % 10) for images in (x, -x))
+    train, test = (array_set(images, np.arange(60) % 10) for images in (x, -x))
     data = {"trainset": train, "validset": train, "testset": test, "num_cls": 10}
     changes = {"dataset": {"name": "mnist"}, "dataloader": {"batch_size": 10}, "train_args": {"num_epochs": 1}}
     privacy = {"augmentations": 2, "grad_sample_mode": "auto"}
@@ -226,13 +226,13 @@ def test_features_are_computed_once_and_serve_every_split(tmp_path, monkeypatch)
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 256, (12, 1, 28, 28), dtype=np.uint8), np.arange(12)
     transform = Scattering((1, 28, 28))
-    one = ArrayDataset(x, y, (0.1,), (0.3,), rows=np.array([3, 1, 4]))
+    one = array_set(x, y, (0.1,), (0.3,), rows=np.array([3, 1, 4]))
     features = with_features(one, transform, tmp_path, progress=False)
     direct = transform(one.batch([0, 1, 2])[0])
     torch.testing.assert_close(features.batch([0, 1, 2])[0], direct, atol=5e-3, rtol=5e-3)
     assert features.batch([2])[1].tolist() == [4]
     monkeypatch.setattr(Scattering, "forward", lambda *_: pytest.fail("computed again"))
-    other = with_features(ArrayDataset(x, y, (0.1,), (0.3,), rows=np.array([7])), transform, tmp_path, progress=False)
+    other = with_features(array_set(x, y, (0.1,), (0.3,), rows=np.array([7])), transform, tmp_path, progress=False)
     assert other.batch([0])[1].tolist() == [7]
     assert len(list(tmp_path.glob("*.npy"))) == 1
 
@@ -241,7 +241,7 @@ def test_changed_records_are_computed_anew(tmp_path):
     transform = Scattering((1, 28, 28))
     for value in (0, 9):
         x = np.full((2, 1, 28, 28), value, dtype=np.uint8)
-        with_features(ArrayDataset(x, np.zeros(2)), transform, tmp_path, progress=False)
+        with_features(array_set(x, np.zeros(2)), transform, tmp_path, progress=False)
     assert len(list(tmp_path.glob("*.npy"))) == 2
 
 

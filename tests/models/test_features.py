@@ -7,14 +7,14 @@ import stat
 import numpy as np
 import pytest
 import torch
+from builders import guarded
 from torch import nn
 from torch.utils.data import Dataset
 
-from cords_dp.data.arrays import ArrayDataset
 from cords_dp.data.feature_cache import with_features
-from cords_dp.data.handed_over import GuardedDataset
-from cords_dp.data.images import PixelConstants
+from cords_dp.data.record_set import ClassTarget, array_set
 from cords_dp.data.sources.texts import TextRecords, decode_text, encode_texts
+from cords_dp.data.store import PixelConstants
 from cords_dp.errors import ConfigError, MechanismError, UnsupportedModelError
 from cords_dp.models.backbones import _prepared, build_features
 from cords_dp.models.build import build_model
@@ -164,7 +164,7 @@ def test_scatter_linear_is_a_case_of_it(tmp_path):
     assert old.input_norm == new.input_norm == 63.0
     assert list(old.state_dict()) == list(new.state_dict()) == ["linear.weight", "linear.bias"]
     pixels = (np.arange(12 * 784) % 251).astype(np.uint8).reshape(12, 1, 28, 28)
-    data = ArrayDataset(pixels, np.arange(12) % 10, (0.1307,), (0.3081,), rows=np.array([3, 1]))
+    data = array_set(pixels, np.arange(12) % 10, (0.1307,), (0.3081,), rows=np.array([3, 1]))
     with_features(data, new.input_transform, tmp_path, progress=False)
     assert [path.name for path in tmp_path.glob("*.npy")] == ["scattering-38cc557d7d50e54ee282aabb.npy"]
 
@@ -276,12 +276,12 @@ def test_an_impossible_label_makes_features_void_whatever_is_cached(registered, 
     cache = tmp_path if kept else None
     labels = torch.arange(6)
     labels[2] = 77
-    void = with_features(GuardedDataset(Lazy(6, labels=labels), 10), features, cache, progress=False)
-    for dataset in (void, with_features(GuardedDataset(Lazy(6, labels=labels), 10), features, cache, progress=False)):
+    void = with_features(guarded(Lazy(6, labels=labels), 10), features, cache, progress=False)
+    for dataset in (void, with_features(guarded(Lazy(6, labels=labels), 10), features, cache, progress=False)):
         x, y = dataset.batch(np.arange(6))
         assert torch.isnan(x).all(dim=1).tolist() == [False, False, True, False, False, False]
         assert y.tolist() == [0, 1, 0, 3, 4, 5]
-    mended = with_features(GuardedDataset(Lazy(6), 10), features, cache, progress=False)
+    mended = with_features(guarded(Lazy(6), 10), features, cache, progress=False)
     assert torch.isfinite(mended.batch(np.arange(6))[0]).all()
     assert len(list(tmp_path.glob("*.npy"))) == (1 if kept else 0)
 
@@ -303,14 +303,14 @@ def test_heads_train_at_the_planned_rate(train, name, args):
 def test_a_run_keeps_no_features_if_it_is_told_so(train, tmp_path, registered):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(160, *SHAPE)).astype(np.float32), np.arange(160) % 10
-    train_set, test_set = (ArrayDataset(x, y, rows=np.arange(start, start + 80)) for start in (0, 80))
+    train_set, test_set = (array_set(x, y, rows=np.arange(start, start + 80)) for start in (0, 80))
     data = {"trainset": train_set, "validset": train_set, "testset": test_set, "num_cls": 10}
     changes = {"dataset": {"datadir": str(tmp_path / "data")}, "dataloader": {"batch_size": 20}, "data": data}
     train("FullDP", model={"architecture": "MLPHead", "features": "small", "feature_cache": False}, **changes)
     assert not (tmp_path / "data").exists()
     trainer = train("FullDP", model={"architecture": "MLPHead", "features": "small"}, **changes)
     assert len(list((tmp_path / "data" / "features").glob("small-*.npy"))) == 1
-    assert isinstance(trainer.data.train, GuardedDataset)
+    assert trainer.data.train.target == ClassTarget(10)
 
 
 # --- texts -----------------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ def _mutant(name: str, bug: str, *patches_and_tests: tuple[str, str] | str) -> M
 ENGINE, MODES = "training/test_engine.py::", "training/test_modes.py::"
 BOOK = "training/test_bookkeeping.py::"
 PADDING, LOSSES, WANDB = (
-    "data/test_padding.py::",
+    "data/test_handed_over.py::",
     "training/test_losses.py::",
     "training/test_weights_and_biases.py::",
 )
@@ -49,7 +49,7 @@ REPEAT, TUNING = "accounting/test_repeat.py::", "tuning/test_plan.py::"
 TUNE, LOOP = "tuning/test_tune.py::", "training/test_loop.py::"
 TABLE, SCALING = "data/test_table.py::", "data/test_table_scaling.py::"
 OWNER, REGRESSION = "data/test_table_owner.py::", "training/test_regression.py::"
-LAW, SHARDS = "distributed/test_law.py::", "distributed/test_shards.py::"
+LAW, RECORD_SET = "distributed/test_law.py::", "data/test_record_set.py::"
 NOISE, QUANTILE, POISSON = (
     "noise/test_noise.py::",
     "noise/test_quantile.py::",
@@ -267,10 +267,10 @@ _CLIPPING = [
     ),
     _mutant(
         "padded-with-others", "a collate function sees the whole batch",
-        ("        return one_by_one(self, np.asarray(indices))\n",
+        ("        return collated([self.record(int(row)) for row in rows], lambda: self.record(0))\n",
          "        if self.collate is not None:\n"
-         "            return self.collate([self.source[int(i)] for i in indices])\n"
-         "        return one_by_one(self, np.asarray(indices))\n"),
+         "            return self.collate([self.source.record(int(row)) for row in rows])\n"
+         "        return collated([self.record(int(row)) for row in rows], lambda: self.record(0))\n"),
         PADDING + "test_a_row_is_a_function_of_its_record",
     ),
     _mutant(
@@ -463,6 +463,27 @@ _HANDED_OVER = [
         ("    if isinstance(dataset, ConcatDataset):\n", "    if False:\n"),
         BAD_DATA + "test_sets_that_share_records_are_refused",
     ),
+    _mutant(
+        "shared-memory", "tensors of D and of V that lie in the same memory are taken for sets apart",
+        ("    return bool((first < last).any())  #", "    return False  #"),
+        BAD_DATA + "test_sets_that_share_records_are_refused",
+    ),
+    _mutant(
+        "labels-beyond-the-classes", "a record whose label is no class counts as one of class 0",
+        ("        known = (y >= 0) & (y < self.count)\n", "        known = y >= -1\n"),
+        RECORD_SET + "test_labels_are_those_of_the_records_and_impossible_ones_do_no_harm",
+        BAD_DATA + "test_a_label_that_is_no_class_makes_its_record_void",
+    ),
+    _mutant(
+        "stores-unguarded", "a store of somebody else's ends the run, and says on which record",
+        ("    may_fail: bool = True\n", "    may_fail: bool = False\n"),
+        RECORD_SET + "test_a_store_that_does_not_say_that_it_reads_everything_is_guarded",
+    ),
+    _mutant(
+        "test-set-unguarded", "where a loop has no test set, V is read unguarded in its place",
+        ("            parts.append(parts[1])\n", "            parts.append(as_records(data.validation))\n"),
+        BAD_DATA + "test_without_a_test_set_the_guarded_v_stands_in_its_place",
+    ),
 ]  # fmt: skip
 
 _REGISTERED = [
@@ -568,19 +589,21 @@ _SAMPLING = [
     ),
     _mutant(
         "ranks-repeat-records", "every process holds all records: each has several coins and counts several times",
-        ("start, stop = share.bounds(dataset.store_size)", "start, stop = 0, dataset.store_size"),
+        ("start, stop = share.bounds(len(self.store))", "start, stop = 0, len(self.store)"),
         LAW + "test_every_record_of_every_rank_has_one_independent_coin_in_every_step",
-        SHARDS + "test_every_record_lies_in_one_part",
+        RECORD_SET + "test_every_record_lies_in_one_part",
     ),
     _mutant(
         "ranks-read-each-others-records", "of a set that was handed over every process reads all records",
-        ("where = np.arange(*share.bounds(len(dataset)))", "where = np.arange(len(dataset))"),
-        SHARDS + "test_of_a_set_that_was_handed_over_each_rank_reads_its_own_records",
+        ("        return self.source.read(rows + self.start)\n",
+         "        x, y = self.source.read(np.arange(len(self.source)))\n"
+         "        return x[rows + self.start], y[rows + self.start]\n"),
+        RECORD_SET + "test_of_a_set_that_was_handed_over_each_rank_reads_its_own_records",
     ),
     _mutant(
         "table-range-off-by-one", "ranges of a CSV file overlap by a line",
         ("int(ends[min(last, lines) - 1])]", "int(ends[min(last, lines - 1)])]"),
-        SHARDS + "test_ranks_read_their_ranges_of_a_table_and_together_all_of_it",
+        RECORD_SET + "test_ranks_read_their_ranges_of_a_table_and_together_all_of_it",
     ),
     _mutant(
         "selection-noise-by-every-rank", "each process adds noise to what a selection releases",
@@ -594,8 +617,9 @@ _SAMPLING = [
     ),
     _mutant(
         "fit-counts-records-twice", "what is fitted on D before training is summed over all records in every process",
-        ("isinstance(dataset, Part) and isinstance(dataset.source, Picks)", "False"),
-        SHARDS + "test_a_sum_over_records_that_other_ranks_hold_too_is_refused",
+        ('    raise MechanismError(\n            "the source hands out sets',
+         '    if False:\n            raise MechanismError(\n            "the source hands out sets'),
+        RECORD_SET + "test_a_sum_over_records_that_other_ranks_hold_too_is_refused",
     ),
     _mutant(
         "parts-overlap", "processes with different configs cut the records differently and hold some of them twice",
@@ -912,7 +936,7 @@ _ACCOUNTING = [
         "quote-reaches-further", "a quotation mark that is not closed swallows the texts after it",
         ("for fields in (_fields(line, separator) for line in lines):",
          "for fields in csv.reader(lines, delimiter=separator):"),
-        "data/test_own_texts.py::test_a_line_is_a_record_whatever_is_in_it",
+        "data/test_texts.py::test_a_line_is_a_record_whatever_is_in_it",
     ),
     _mutant(
         "gumbel-one-direction", "a freeze is charged for scores that rise, not for those that fall",
@@ -1123,14 +1147,14 @@ _LEAKS = [
 _TABLES = [
     _mutant(
         "own-rows-in-binding", "whatever a user's dataset calls rows goes into the digest of the data",
-        ('(built and hasattr(dataset, "rows"))', 'hasattr(dataset, "rows")'),
-        "data/test_sources.py::test_a_ledger_is_bound_to_the_rows_and_not_to_a_folder",
+        ('if built and hasattr(dataset, "rows"):', 'if hasattr(dataset, "rows"):'),
+        "data/test_base.py::test_a_ledger_is_bound_to_the_rows_and_not_to_a_folder",
     ),
     _mutant(
         "source-unguarded", "records of the user's own with an impossible label take part",
         ('own = given is not None or find_source(run.config["dataset"].get("name")) is not None',
          "own = given is not None"),
-        "data/test_sources.py::test_a_source_trains_and_its_private_sets_are_guarded",
+        "data/test_base.py::test_a_source_trains_and_its_private_sets_are_guarded",
     ),
     _mutant(
         "bad-lines-dropped", "a line with another number of fields is no record: n depends on it",
@@ -1190,13 +1214,13 @@ _TABLES = [
     ),
     _mutant(
         "scales-of-other-rows", "scales are fitted on rows outside of D, which are charged elsewhere",
-        ("records = dataset.stored[dataset.rows[indices]]", "records = dataset.stored[indices]"),
+        ("records = dataset.store.stored[dataset.rows[indices]]", "records = dataset.store.stored[indices]"),
         SCALING + "test_the_sum_is_over_the_records_of_d_alone",
     ),
     _mutant(
         "scales-exact", "scales are fitted on exact sums",
-        ("released = releases.gaussian(preparation.name, source.sums(innermost(data.train)))",
-         "released = source.sums(innermost(data.train))"),
+        ("released = releases.gaussian(preparation.name, source.sums(data.train.handed_out()))",
+         "released = source.sums(data.train.handed_out())"),
         SCALING + "test_the_noise_has_the_law_of_the_charged_event",
     ),
     _mutant(
@@ -1383,7 +1407,7 @@ _FROZEN = [
     ),
     _mutant(
         "features-without-guard", "cached features of a record with an impossible label count",
-        ("        return GuardedDataset(inner, dataset.num_classes)\n", "        return inner\n"),
+        ("    return records.with_store(FeatureStore(", "    return RecordSet(records.store).with_store(FeatureStore("),
         FEATURES + "test_an_impossible_label_makes_features_void_whatever_is_cached",
     ),
     _mutant(
@@ -1412,7 +1436,7 @@ _FROZEN = [
         "model-json-counts", "model.json tells how many records have which label",
         ("        source=trainer.card() if trainer.built else None,\n",
          "        source={**(trainer.card() or {}),\n"
-         '                "counts": [int((trainer.data.train.source.targets == c).sum()) for c in range(outputs)]},\n'),
+         '                "counts": [int((trainer.data.train.targets == c).sum()) for c in range(outputs)]},\n'),
         PREDICT + "test_a_model_json_holds_public_facts_only",
     ),
     _mutant(

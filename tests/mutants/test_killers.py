@@ -32,8 +32,8 @@ from cords_dp.accounting.account import Account
 from cords_dp.accounting.composition import Bound
 from cords_dp.accounting.events import PLD_STEP, Event
 from cords_dp.accounting.renyi_filter import RenyiFilter
-from cords_dp.data.arrays import ArrayDataset, Splits
-from cords_dp.data.handed_over import data_binding
+from cords_dp.data.build import data_binding
+from cords_dp.data.record_set import Splits, array_set
 from cords_dp.errors import AccountingError, BudgetExceededError, MechanismError, UnsupportedModelError
 from cords_dp.models.private import make_private_ready
 from cords_dp.noise.generators import secure_generator, standard_normal
@@ -317,7 +317,7 @@ def test_the_binding_tells_splits_apart():
 
 def split_by(seed):
     x, y, order = np.zeros((60, 2), np.float32), np.zeros(60), np.random.default_rng(seed).permutation(60)
-    return Splits(*(ArrayDataset(x, y, rows=rows) for rows in (order[:40], order[40:50], order[50:])), 3)
+    return Splits(*(array_set(x, y, rows=rows) for rows in (order[:40], order[40:50], order[50:])), 3)
 
 
 def test_a_run_beyond_its_account_is_refused_before_data_is_read(make_config, monkeypatch, tmp_path):

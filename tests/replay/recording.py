@@ -18,7 +18,7 @@ from builders import CE, Net
 
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA
 from cords_dp.auditing.transcripts import Bench, Transcript
-from cords_dp.data.arrays import ArrayDataset
+from cords_dp.data.record_set import RecordSet
 
 
 class Frozen:
@@ -48,8 +48,8 @@ class Case:
     """A plan, records, a model and how loud the frozen noise is."""
 
     plan: Any
-    train: ArrayDataset
-    validation: ArrayDataset
+    train: RecordSet
+    validation: RecordSet
     classes: int
     hidden: int
     seed: int
@@ -57,7 +57,7 @@ class Case:
 
     def model(self) -> Net:
         torch.manual_seed(self.seed)
-        return Net(dim=self.train.x.shape[1], classes=self.classes, hidden=self.hidden)
+        return Net(dim=self.train.store.x.shape[1], classes=self.classes, hidden=self.hidden)
 
 
 def run(

@@ -98,10 +98,10 @@ def cases(draw, mechanism, private_v=False):
     used = draw(st.integers(1, classes))  # the other classes are empty
     train, validation = data_of(N, seed, classes=used, dim=4), data_of(V, seed + 1, classes=used, dim=4)
     if draw(st.booleans()):  # V asks for what D has little of
-        train.all_targets[4:], validation.all_targets[1:] = used - 1, 0
+        train.store.all_labels[4:], validation.store.all_labels[1:] = used - 1, 0
     for dataset in (train, validation):
         for index, value in draw(st.lists(st.tuples(st.integers(0, V - 1), st.sampled_from(HUGE)), max_size=2)):
-            dataset.x[index] = value
+            dataset.store.x[index] = value
     plan = plan_of(mechanism, keys, noise=draw(st.sampled_from([0.1, 1.0])))
     hidden, loudness = draw(st.integers(1, 5)), draw(st.sampled_from([0.0, 0.01, 1.0]))
     return Case(plan, train, validation, classes, hidden, seed, loudness)
@@ -205,10 +205,10 @@ def tables(pool):
 def test_a_record_that_is_not_finite_changes_neither_flow_nor_the_others(mechanism, data, record, value):
     """A record that spoils its own numbers is bounded like any other."""
     case = data.draw(cases(mechanism))
-    spoilt = case.train.x.clone()
+    spoilt = case.train.store.x.clone()
     spoilt[record] = value
     train = data_of(N, case.seed, classes=1, dim=4)
-    train.x, train.all_targets = spoilt, case.train.all_targets
+    train.store.x, train.store.all_labels = spoilt, case.train.store.all_labels
     there = run(Case(case.plan, train, case.validation, case.classes, case.hidden, case.seed, case.loudness))
     null = run(case, null=record, script=there)
     assert run(case).flow == there.flow

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, BranchMaximum, epsilon_bound, gaussian
 from cords_dp.accounting.events import merge
-from cords_dp.data.arrays import ArrayDataset
+from cords_dp.data.record_set import array_set
 from cords_dp.errors import BudgetExceededError, ConfigError, MechanismError
 from cords_dp.planning import price_of_selection
 from cords_dp.selection.tables import best_branch, table_ratios
@@ -32,7 +32,7 @@ def labelled(n, shares, seed, wrong=0.0):
     rng = np.random.default_rng(seed)
     y = rng.choice(3, n, p=shares)
     x = (0.3 * rng.normal(size=(n, 6)) + 3 * np.eye(3, 6)[y]).astype(np.float32)
-    return ArrayDataset(x, np.where(rng.random(n) < wrong, (y + 1) % 3, y)), y
+    return array_set(x, np.where(rng.random(n) < wrong, (y + 1) % 3, y)), y
 
 
 class Knows(torch.nn.Module):
@@ -123,7 +123,7 @@ def test_one_record_moves_one_cell_and_no_other_record(record, value, label):
     plan = plan_for(n=60, k=30, epsilon=float("inf"))
     one, _ = labelled(60, SKEWED, 3)
     changed, _ = labelled(60, SKEWED, 3)
-    changed.x[record], changed.all_targets[record] = value, label
+    changed.store.x[record], changed.store.all_labels[record] = value, label
     selectors = [Selecting(plan, train=data, model=Knows()).selector for data in (one, changed)]
     weights = Knows().state_dict()
     for groups in (1, 2, 3):

@@ -16,7 +16,7 @@ from scipy import stats
 
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, gaussian
 from cords_dp.accounting.events import merge
-from cords_dp.data.arrays import ArrayDataset
+from cords_dp.data.record_set import array_set
 from cords_dp.errors import ConfigError, MechanismError
 from cords_dp.planning import price_of_selection
 from cords_dp.selection import Pool
@@ -28,7 +28,7 @@ def labelled(n, shares, seed):
     """Records whose class decides where they lie, with the given class shares."""
     rng = np.random.default_rng(seed)
     y = rng.choice(3, n, p=shares)
-    return ArrayDataset((rng.normal(size=(n, 6)) + 2 * np.eye(3, 6)[y]).astype(np.float32), y)
+    return array_set((rng.normal(size=(n, 6)) + 2 * np.eye(3, 6)[y]).astype(np.float32), y)
 
 
 def plan_for(n=3000, k=600, **changes):
@@ -166,8 +166,8 @@ def test_replay_with_released_values_frozen_changes_one_record_only(seed, record
     """Change one record: with the released tilt, every other record's coin rate and weight are bit-identical."""
     plan = plan_for(n=40, k=20)
     one, changed = labelled(40, SKEWED, seed), labelled(40, SKEWED, seed)
-    changed.x[record] = 100 * torch.randn(6, generator=torch.Generator().manual_seed(seed))
-    changed.all_targets[record] = (changed.all_targets[record] + 1) % 3
+    changed.store.x[record] = 100 * torch.randn(6, generator=torch.Generator().manual_seed(seed))
+    changed.store.all_labels[record] = (changed.store.all_labels[record] + 1) % 3
     first = selecting_for(plan, seed, train=one)
     first.select()
     second = selecting_for(plan, seed, train=changed)
@@ -216,7 +216,7 @@ def inclusion_law_holds(draw, rate, chances, draws=4000):
 def test_every_batch_draws_by_fresh_coins_and_fixed_pools_are_caught():
     """The law of the draw. Mutants: one pool for all steps at the same rate, and coins above the charged rate."""
     chances = np.linspace(0.1, 1.0, 200)
-    data = ArrayDataset(np.arange(200, dtype=np.float32)[:, None], np.zeros(200, dtype=np.int64))
+    data = array_set(np.arange(200, dtype=np.float32)[:, None], np.zeros(200, dtype=np.int64))
 
     def ours(draws):
         rng = np.random.default_rng(0)

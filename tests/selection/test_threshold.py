@@ -40,8 +40,8 @@ def test_replay_with_released_values_frozen_changes_one_record_only(seed, record
     plan = plan_for(n=40, k=20, greedy_rounds=rounds, score=score, selection_type=selection_type)
     one = data_of(40, seed)
     changed = data_of(40, seed)
-    changed.x[record] = 100 * torch.randn(6, generator=torch.Generator().manual_seed(seed))
-    changed.all_targets[record] = (changed.all_targets[record] + 1) % 3
+    changed.store.x[record] = 100 * torch.randn(6, generator=torch.Generator().manual_seed(seed))
+    changed.store.all_labels[record] = (changed.store.all_labels[record] + 1) % 3
     selecting = Selecting(plan, seed, train=one)
     selecting.select()
     first, second = selecting.selector, Selecting(plan, seed, train=changed).selector

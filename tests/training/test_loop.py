@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Subset
 import cords_dp
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA
 from cords_dp.accounting.account import Account
-from cords_dp.data.arrays import ArrayDataset
+from cords_dp.data.record_set import array_set
 from cords_dp.errors import BudgetExceededError, ConfigError, DataError, MechanismError, UnsupportedModelError
 from cords_dp.processes import World
 from cords_dp.training.loop import PrivateLoader
@@ -216,7 +216,7 @@ def test_the_notebook_s_own_cells_with_five_lines_changed(tmp_path, monkeypatch)
         assert old in code, old
         code = code.replace(old, new)
     rng = np.random.default_rng(0)
-    sets = [ArrayDataset(rng.normal(size=(n, 12)).astype(np.float32), rng.integers(0, 10, n)) for n in (200, 80, 40)]
+    sets = [array_set(rng.normal(size=(n, 12)).astype(np.float32), rng.integers(0, 10, n)) for n in (200, 80, 40)]
     monkeypatch.chdir(tmp_path)
     import time
 
@@ -330,7 +330,7 @@ def test_a_loss_that_couples_records_is_refused_at_the_first_step(weigh):
 
 def test_a_record_that_is_not_finite_does_not_show_in_the_check():
     data = data_of(400, 0)
-    data.x[:] = torch.nan
+    data.store.x[:] = torch.nan
     loader = loader_of(train=data)
     model, optimizer = private(loader)
     one_step(model, optimizer, next(iter(loader)))

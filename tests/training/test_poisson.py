@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 from torch.utils.data import TensorDataset
 
-from cords_dp.data.arrays import ArrayDataset, records_at
+from cords_dp.data.record_set import array_set, records_at
 from cords_dp.selection import Pool
 from cords_dp.training.poisson import poisson_batches
 
@@ -16,7 +16,7 @@ ALPHA = 1e-6
 
 
 def dataset_of(n):
-    return ArrayDataset(np.arange(n, dtype=np.float32)[:, None], np.zeros(n, dtype=np.int64))
+    return array_set(np.arange(n, dtype=np.float32)[:, None], np.zeros(n, dtype=np.int64))
 
 
 def inclusion_matrix(n, rate, steps, seed=0):

@@ -22,11 +22,11 @@ import numpy as np
 from filelock import FileLock
 
 from cords_dp.config.values import Key, folder, list_of, number, one_of, text
-from cords_dp.data.arrays import Splits
+from cords_dp.data.record_set import RecordSet, Splits
 from cords_dp.data.sources.base import Facts, Source, check_split
 from cords_dp.data.sources.table.schema import Categorical, Schema, load_schema
 from cords_dp.data.sources.table.source import TableSource
-from cords_dp.data.sources.table.store import TableDataset
+from cords_dp.data.sources.table.store import TableStore
 from cords_dp.errors import ConfigError, DatasetUnavailableError
 from cords_dp.files import replacing, write_durably
 
@@ -45,7 +45,7 @@ class AdultSource(Source):
 
     Of the records in D whose ``cut_column`` is one of ``cut_values``, the share ``cut_share`` is kept, as if the data
     had been collected mostly from others; V and the test set stay as they are. (This makes the data of a study, as
-    `datasets.imbalance` does.)
+    `data.build` does for published sets.)
     """
 
     name: ClassVar[str] = "uci_adult"
@@ -72,13 +72,12 @@ class AdultSource(Source):
         splits = self._table.build(_as_table(section), rng)
         if section.get("cut_column") is None:
             return splits
-        assert isinstance(splits.train, TableDataset)
         return splits._replace(train=_cut(splits.train, section, rng))
 
     def card(self, section: Mapping[str, Any]) -> dict[str, Any]:
         return self._table.card(_as_table(section))
 
-    def read(self, card: Mapping[str, Any], path: str) -> TableDataset:
+    def read(self, card: Mapping[str, Any], path: str) -> RecordSet[TableStore]:
         return self._table.read(card, path)
 
 
@@ -103,13 +102,11 @@ def _cut_column(schema: Schema, section: Mapping[str, Any]) -> tuple[str, list[i
     return column.name, [column.categories.index(value) for value in values]
 
 
-def _cut(train: TableDataset, section: Mapping[str, Any], rng: np.random.Generator) -> TableDataset:
+def _cut(train: RecordSet[TableStore], section: Mapping[str, Any], rng: np.random.Generator) -> RecordSet[TableStore]:
     """D with a share of the records that the section names."""
-    name, codes = _cut_column(train.encoding.schema, section)
-    place = [column.name for column in train.encoding.coded].index(name)
-    named = np.isin(train.stored["codes"][train.rows, place], codes)
-    kept = ~named | (rng.random(len(named)) < float(section.get("cut_share") or 1.0))
-    return TableDataset(train.stored, train.encoding, train.rows[kept])
+    name, codes = _cut_column(train.store.encoding.schema, section)
+    named = np.isin(train.store.category_codes(name)[0][train.rows], codes)
+    return train.kept(~named | (rng.random(len(named)) < float(section.get("cut_share") or 1.0)))
 
 
 def fetch_adult(datadir: Path) -> tuple[Path, Path]:

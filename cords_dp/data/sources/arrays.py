@@ -25,23 +25,24 @@ import torch
 from torch import Tensor
 
 from cords_dp.config.values import Key, path
-from cords_dp.data.arrays import Splits
-from cords_dp.data.images import PixelConstants
-from cords_dp.data.shards import Part, Share, kept, read_part
-from cords_dp.data.sources.base import Facts, Source, check_split, split_rows
-from cords_dp.data.store import (
+from cords_dp.data.record_set import RecordSet, Share, Splits, read_part
+from cords_dp.data.sources.base import (
     CLASSES,
     IMAGE_KEYS,
     NO_CLASS,
     OWN_SPLIT_KEYS,
     PATH,
-    StoredRecords,
+    Facts,
+    Source,
+    check_split,
     declared_classes,
     label_numbers,
-    normalised,
     pixel_constants,
-    split_stores,
+    split_rows,
+    split_store,
+    with_known_labels,
 )
+from cords_dp.data.store import LabelledStore, PixelConstants, normalised
 from cords_dp.errors import ConfigError, DataError, DatasetUnavailableError
 
 _PIECE = 4096
@@ -52,24 +53,26 @@ _OWN = {
 }
 
 
-class ArrayRecords(StoredRecords):
+class ArrayFile(LabelledStore):
     """Rows of an array: pixels N×H×W, N×H×W×C or N×C×H×W of 0…255, or any numbers."""
+
+    may_fail = False
 
     def __init__(self, x: np.ndarray, labels: Tensor, constants: PixelConstants | None):
         super().__init__(labels)
         self.x, self.constants = x, constants
 
-    def read(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        x = np.asarray(self.x[rows.numpy()])
+    def records(self, rows: np.ndarray) -> Tensor:
+        x = np.asarray(self.x[rows])
         if self.constants is None:
             with np.errstate(over="ignore"):  # beyond float32 is not finite: such a record contributes nothing
-                return torch.from_numpy(x.astype(np.float32)), self.all_targets[rows]
+                return torch.from_numpy(x.astype(np.float32))
         pixels = torch.from_numpy(x)
         if pixels.dim() == 3:
             pixels = pixels[:, None]
         elif not _channels_first(self.x.shape):
             pixels = pixels.permute(0, 3, 1, 2)
-        return normalised(pixels, self.constants), self.all_targets[rows]
+        return normalised(pixels, self.constants)
 
     def keep_range(self, start: int, stop: int) -> None:
         self.x = self.x[start:stop]
@@ -111,21 +114,21 @@ class ArraySource(Source):
     def build(self, section: Mapping[str, Any], rng: np.random.Generator) -> Splits:
         facts, parts = self.facts(section), _open(section)
 
-        def records(pair: _Pair) -> ArrayRecords:
+        def records(pair: _Pair) -> RecordSet:
             _check_pair(section, facts, pair)
-            return ArrayRecords(pair.x, label_numbers(pair.y, facts.classes), facts.constants)
+            return RecordSet(ArrayFile(pair.x, label_numbers(pair.y, facts.classes), facts.constants))
 
         own = [None if pair is None else records(pair) for pair in (parts.validation, parts.test)]
-        return split_stores(records(parts.train), own[0], own[1], section, rng, facts.num_classes)
+        return split_store(records(parts.train), own[0], own[1], section, rng, facts.num_classes)
 
     def build_part(self, section: Mapping[str, Any], rng: np.random.Generator, share: Share) -> Splits:
         """Each process reads the labels of its range, and maps that range of x."""
         facts, parts = self.facts(section), _open(section)
 
-        def part_of(pair: _Pair, rows: np.ndarray | None) -> Part:
-            def read(start: int, stop: int, numbers: np.ndarray) -> StoredRecords:
+        def part_of(pair: _Pair, rows: np.ndarray | None) -> RecordSet:
+            def read(start: int, stop: int) -> ArrayFile:
                 labels = label_numbers(np.asarray(pair.y[start:stop]), facts.classes)
-                return ArrayRecords(pair.x[start:stop], labels, facts.constants).at(numbers)
+                return ArrayFile(pair.x[start:stop], labels, facts.constants)
 
             _check_pair(section, facts, pair)
             return read_part(len(pair.x), rows, share, read)
@@ -136,15 +139,14 @@ class ArraySource(Source):
             part_of(parts.train, chosen) if pair is None or pair is parts.train else part_of(pair, None)
             for pair, chosen in zip(parts, rows, strict=True)
         )
-        labels = test.source.targets.numpy()
-        return Splits(train, validation, kept(test, (labels >= 0) & (labels < facts.num_classes)), facts.num_classes)
+        return Splits(train, validation, with_known_labels(test, facts.num_classes), facts.num_classes)
 
     def card(self, section: Mapping[str, Any]) -> dict[str, Any]:
         facts = self.facts(section)
         pixels = facts.constants and {"mean": list(facts.constants.mean), "std": list(facts.constants.std)}
         return {"source": self.name, "shape": list(facts.shape), "classes": list(facts.classes), "pixels": pixels}
 
-    def read(self, card: Mapping[str, Any], path: str) -> ArrayRecords:
+    def read(self, card: Mapping[str, Any], path: str) -> RecordSet:
         file = Path(path).expanduser()
         arrays = open_arrays(file)
         x = pick(arrays, ("x", "x_test")) if len(arrays) > 1 else next(iter(arrays.values()), None)
@@ -155,7 +157,7 @@ class ArraySource(Source):
             raise DatasetUnavailableError(f"{file.name} holds {x.dtype}, unlike the arrays of the training")
         if x.ndim < 2 or _record_shape(x, pixels or None) != tuple(card["shape"]):
             raise DatasetUnavailableError(f"{file.name} holds records of another shape than {tuple(card['shape'])}")
-        return ArrayRecords(x, torch.full((len(x),), NO_CLASS), pixels or None)
+        return RecordSet(ArrayFile(x, torch.full((len(x),), NO_CLASS), pixels or None))
 
 
 class EmbeddingSource(ArraySource):

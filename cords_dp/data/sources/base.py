@@ -13,26 +13,26 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
 
 from cords_dp.config.keys import SOURCE_KEYS
-from cords_dp.config.values import Check, Key, flag, number, path
-from cords_dp.data.images import PixelConstants
+from cords_dp.config.values import Check, Key, flag, list_of, number, path, text, whole
+from cords_dp.data.record_set import RecordSet, Share, Splits
+from cords_dp.data.store import PixelConstants
 from cords_dp.errors import ConfigError, DataError, MechanismError
 from cords_dp.planning.schedule import Preparation
 
-if TYPE_CHECKING:
-    import torch
-    from torch.utils.data import Dataset
-
-    from cords_dp.data.arrays import Splits
-    from cords_dp.data.shards import Share
-
+NO_CLASS = -1  # a label that no class has: its record contributes nothing
+_IMAGENET = PixelConstants((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+_GREY = PixelConstants((0.5,), (0.25,))
 VALIDATION_FRACTION, TEST_FRACTION = 0.1, 0.2
 # Keys that say how records of one's own are split, for a source to take over into its `keys`.
 SPLIT_KEYS: Mapping[str, Key] = {
@@ -88,13 +88,14 @@ class Source(ABC):
 
     @abstractmethod
     def build(self, section: Mapping[str, Any], rng: np.random.Generator) -> Splits:
-        """Train, validation and test sets and `Facts.num_classes`. Labels that are no class may be any number below 0:
-        the private sets are guarded by `datasets.own.checked_splits` afterwards. A set of some rows of a file has their
-        numbers in ``rows``, which a ledger is then bound to (`datasets.binding`)."""
+        """Train, validation and test sets and `Facts.num_classes`: each a `RecordSet` of a store that reads records, or
+        any torch dataset. Labels that are no class may be any number below 0: the private sets are guarded by
+        `handed_over.checked_splits` afterwards. A ledger is bound to the rows of a `RecordSet`, or to what a dataset
+        has as ``rows`` (`build.data_binding`)."""
 
     def build_part(self, section: Mapping[str, Any], rng: np.random.Generator, share: Share) -> Splits:
         """The same, where this is one of several processes. What it hands out is cut to this process's records
-        afterwards; a source of large files may read its range only and hand out parts (`datasets.shards.Part`)."""
+        afterwards; a source of large files may read its range only and hand out parts (`record_set.read_part`)."""
         return self.build(section, rng)
 
     def remark(self, section: Mapping[str, Any]) -> str:
@@ -234,3 +235,90 @@ def _fractions(section: Mapping[str, Any]) -> tuple[float, float]:
         return 0.0 if section.get(f"{part}_path") is not None else usual if given is None else float(given)
 
     return share("validation", VALIDATION_FRACTION), share("test", TEST_FRACTION)
+
+
+def split_store(
+    records: RecordSet,
+    validation: RecordSet | None,
+    test: RecordSet | None,
+    section: Mapping[str, Any],
+    rng: np.random.Generator,
+    classes: int,
+) -> Splits:
+    """Rows of one store for the sets that have none of their own: by the number of records and the seed alone.
+
+    Of the test set, which is taken as public, those without a known label are left out: nothing can be said of them.
+    """
+    own = {f"{name}_path": True for name, part in (("validation", validation), ("test", test)) if part is not None}
+    rows = split_rows(len(records), {**section, **own}, rng)
+    tested = records.at(rows.test) if test is None else test
+    held_out = records.at(rows.validation) if validation is None else validation
+    return Splits(records.at(rows.train), held_out, with_known_labels(tested, classes), classes)
+
+
+def with_known_labels(records: RecordSet, classes: int) -> RecordSet:
+    """The records whose label is a class. For the test set alone, which is taken as public."""
+    labels = records.targets
+    return records.kept(((labels >= 0) & (labels < classes)).numpy())
+
+
+def refuse_empty(records: RecordSet, what: str) -> None:
+    if len(records) < 1:
+        raise DataError(f"there is no record in {what}")
+
+
+# --- keys that several sources read ------------------------------------------------------------------------------
+
+
+def class_names(key: str, value: Any) -> tuple[str, ...]:
+    """Names of the classes, in the order of the labels; a number stands for 0, 1, …"""
+    if isinstance(value, int):
+        return tuple(map(str, range(whole(key, value, low=2, high=100_000))))
+    names = list_of(key, value, text)
+    if len(names) < 2 or len(set(names)) < len(names):
+        raise ConfigError(key, value, "must be two or more names, all different, or the number of classes")
+    return names
+
+
+def declared_classes(section: Mapping[str, Any]) -> tuple[str, ...]:
+    """The classes that the config declares: labels are private, so they cannot be looked up."""
+    if section.get("classes") is None:
+        fix = "declare the classes: their names in the order of the labels, or how many there are"
+        raise ConfigError("dataset.classes", None, fix)
+    return class_names("dataset.classes", section["classes"])
+
+
+def label_numbers(labels: np.ndarray, classes: Sequence[str]) -> Tensor:
+    """Labels as places in ``classes``, each by itself: a name, or a number. What is no class is `NO_CLASS`."""
+    if labels.dtype.kind in "iub":
+        known = (labels >= 0) & (labels < len(classes))
+        return torch.from_numpy(np.where(known, labels, NO_CLASS).astype(np.int64))
+    numbers = {str(number): number for number in range(len(classes))}
+    place = {**numbers, **{name: number for number, name in enumerate(classes)}}
+    found = (place.get(str(label), NO_CLASS) if isinstance(label, (str, int)) else NO_CLASS for label in labels)
+    return torch.tensor(list(found), dtype=torch.int64)
+
+
+OWN_SPLIT_KEYS = {name: key for name, key in SPLIT_KEYS.items() if name != "cache"}
+_CONSTANTS = "constants by which pixels are normalised"
+IMAGE_KEYS: dict[str, Key] = {
+    "size": Key(partial(whole, low=8, high=1024), None, "pixels a side that images are brought to"),
+    "channels": Key(partial(whole, low=1, high=3), None, "1 for grey, 3 for colour"),
+    "mean": Key(partial(list_of, check=partial(number, low=-10, high=10)), None, _CONSTANTS),
+    "std": Key(partial(list_of, check=partial(number, low=0, high=10)), None, _CONSTANTS),
+}
+PATH = Key(path, None, "the file or folder")
+CLASSES = Key(class_names, None, "names of the classes, in the order of the labels, or how many there are")
+TARGET = Key(text, None, "the column to predict")
+TEXT = Key(text, None, "the column of texts")
+MAX_LENGTH = Key(partial(whole, low=8, high=100_000), None, "bytes to which every text is cut")
+
+
+def pixel_constants(section: Mapping[str, Any], channels: int) -> PixelConstants:
+    """Constants of the config, or those that are usual: ImageNet's for colours. They are never fitted."""
+    usual = _IMAGENET if channels == 3 else _GREY
+    given = [tuple(map(float, section.get(key) or getattr(usual, key))) for key in ("mean", "std")]
+    for key, values in zip(("mean", "std"), given, strict=True):
+        if len(values) != channels:
+            raise ConfigError(f"dataset.{key}", section.get(key), f"must be {channels} numbers, one for each channel")
+    return PixelConstants(*given)

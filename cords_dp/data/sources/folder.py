@@ -3,11 +3,17 @@
 ``path/CLASS/*.png`` is split without looking at the images; ``path/train``, ``path/val`` and ``path/test`` are sets of
 their own where they exist. Images of any size are read when they are needed and brought to ``size`` × ``size``. Public
 are the names of the classes (the folders' in sorted order, or ``classes``) and how many images there are.
+
+A file becomes pixels of a public size, by itself. One that cannot be decoded gives None and no message: its record
+contributes nothing, and what a decoder says about it stays here. Formats are those that Pillow decodes without
+libraries that write to the terminal.
 """
 
 from __future__ import annotations
 
+import io
 import json
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,47 +23,49 @@ import torch
 from torch import Tensor
 
 from cords_dp.config.values import path
-from cords_dp.data.arrays import Splits
-from cords_dp.data.images import SUFFIXES, PixelConstants, decode_image, image_files
-from cords_dp.data.sources.base import Facts, Source, check_split
-from cords_dp.data.store import (
+from cords_dp.data.record_set import RecordSet, Splits
+from cords_dp.data.sources.base import (
     CLASSES,
     IMAGE_KEYS,
     NO_CLASS,
     OWN_SPLIT_KEYS,
     PATH,
-    StoredRecords,
+    Facts,
+    Source,
+    check_split,
     class_names,
-    normalised,
     pixel_constants,
     refuse_empty,
-    split_stores,
+    split_store,
 )
+from cords_dp.data.store import LabelledStore, PixelConstants, normalised
 from cords_dp.errors import ConfigError, DatasetUnavailableError
 
 _SIZE, _CHANNELS = 32, 3
 _PARTS = {"validation": ("val", "valid", "validation"), "test": ("test",)}
 
 
-class ImageRecords(StoredRecords):
+class ImageFiles(LabelledStore):
     """Image files, decoded when they are read; one that cannot be decoded is all NaN."""
+
+    may_fail = False
 
     def __init__(self, files: Sequence[Path], labels: Tensor, size: int, constants: PixelConstants):
         super().__init__(labels)
         self.files, self.size, self.constants = list(files), size, constants
 
     @property
-    def names(self) -> list[str]:
+    def names(self) -> list[str]:  # type: ignore[override]
         return [file.name for file in self.files]
 
-    def read(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def records(self, rows: np.ndarray) -> Tensor:
         channels = len(self.constants.mean)
         x = torch.full((len(rows), channels, self.size, self.size), torch.nan)
         for place, row in enumerate(rows.tolist()):
             pixels = decode_image(self.files[row], self.size, channels)
             if pixels is not None:
                 x[place] = normalised(torch.from_numpy(pixels.copy())[None], self.constants)[0]
-        return x, self.all_targets[rows]
+        return x
 
     def keep_range(self, start: int, stop: int) -> None:
         self.files = self.files[start:stop]
@@ -90,14 +98,14 @@ class FolderSource(Source):
     def build(self, section: Mapping[str, Any], rng: np.random.Generator) -> Splits:
         layout, (size, constants) = _layout(section), _form(section)
 
-        def records(folder: Path) -> ImageRecords:
+        def records(folder: Path) -> RecordSet:
             files, labels = _labelled(folder, layout.classes)
-            made = ImageRecords(files, torch.tensor(labels, dtype=torch.int64), size, constants)
+            made = RecordSet(ImageFiles(files, torch.tensor(labels, dtype=torch.int64), size, constants))
             refuse_empty(made, f"the folder {folder.name!r} (dataset.path)")
             return made
 
         own = {part: records(folder) if (folder := layout.own(part)) else None for part in _PARTS}
-        return split_stores(records(layout.train), own["validation"], own["test"], section, rng, len(layout.classes))
+        return split_store(records(layout.train), own["validation"], own["test"], section, rng, len(layout.classes))
 
     def card(self, section: Mapping[str, Any]) -> dict[str, Any]:
         facts = self.facts(section)
@@ -110,7 +118,7 @@ class FolderSource(Source):
             "std": list(facts.constants.std),
         }
 
-    def read(self, card: Mapping[str, Any], path: str) -> ImageRecords:
+    def read(self, card: Mapping[str, Any], path: str) -> RecordSet:
         given = Path(path).expanduser()
         if not given.exists():
             raise DatasetUnavailableError(f"there is no {given.name}: name an image or a folder of images")
@@ -119,7 +127,7 @@ class FolderSource(Source):
             raise DatasetUnavailableError(f"{given.name} holds no image: {', '.join(sorted(SUFFIXES))}")
         constants = PixelConstants(tuple(card["mean"]), tuple(card["std"]))
         labels = torch.full((len(files),), NO_CLASS)
-        return ImageRecords(files, labels, int(card["shape"][1]), constants)
+        return RecordSet(ImageFiles(files, labels, int(card["shape"][1]), constants))
 
 
 def _form(section: Mapping[str, Any]) -> tuple[int, PixelConstants]:
@@ -175,3 +183,32 @@ def _labelled(folder: Path, classes: Sequence[str]) -> tuple[list[Path], list[in
         files += found
         labels += [place.get(entry.name, NO_CLASS)] * len(found)
     return files, labels
+
+
+# --- files → pixels ----------------------------------------------------------------------------------------------
+
+SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm"})
+_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "PPM")
+
+
+def decode_image(file: Path | bytes, size: int, channels: int) -> np.ndarray | None:
+    """C×size×size pixels of 0…255: turned as the camera says, cut to a square around the middle, resized."""
+    from PIL import Image, ImageOps
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            content = file if isinstance(file, bytes) else file.read_bytes()
+            with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
+                mode = "RGB" if channels == 3 else "L"
+                image.draft(mode, (2 * size, 2 * size))  # a large JPEG is decoded at a fraction of its size
+                upright = ImageOps.exif_transpose(image).convert(mode)
+                square = ImageOps.fit(upright, (size, size), method=Image.Resampling.BILINEAR)
+        return np.asarray(square, dtype=np.uint8).reshape(size, size, channels).transpose(2, 0, 1)
+    except Exception:  # a decoder raises anything, and its words could tell what is in the file
+        return None
+
+
+def image_files(folder: Path) -> list[Path]:
+    """Every image below a folder, by name."""
+    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())

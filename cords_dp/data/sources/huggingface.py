@@ -19,11 +19,8 @@ import torch
 from torch import Tensor
 
 from cords_dp.config.values import Key, list_of, path, text
-from cords_dp.data.arrays import Splits
-from cords_dp.data.images import PixelConstants, decode_image
-from cords_dp.data.sources.base import Facts, Source, check_split
-from cords_dp.data.sources.texts import TEXT_LENGTH, encode_texts
-from cords_dp.data.store import (
+from cords_dp.data.record_set import RecordSet, Splits
+from cords_dp.data.sources.base import (
     CLASSES,
     IMAGE_KEYS,
     MAX_LENGTH,
@@ -32,14 +29,18 @@ from cords_dp.data.store import (
     PATH,
     TARGET,
     TEXT,
-    StoredRecords,
+    Facts,
+    Source,
+    check_split,
     declared_classes,
     label_numbers,
-    normalised,
     pixel_constants,
     refuse_empty,
-    split_stores,
+    split_store,
 )
+from cords_dp.data.sources.folder import decode_image
+from cords_dp.data.sources.texts import TEXT_LENGTH, encode_texts
+from cords_dp.data.store import LabelledStore, PixelConstants, normalised
 from cords_dp.errors import ConfigError, DatasetUnavailableError, how_to_install
 
 _KINDS = ("image", "text", "columns")
@@ -47,23 +48,22 @@ _PARTS = {"validation": ("validation", "val", "valid", "dev"), "test": ("test",)
 _PIECE = 1024
 
 
-class HubRecords(StoredRecords):
+class HubStore(LabelledStore):
     """Records of an arrow table, by column. What cannot be read of one is NaN, or an empty text."""
+
+    may_fail = False
 
     def __init__(self, table: Any, labels: Tensor, card: Mapping[str, Any]):
         super().__init__(labels)
         self.table, self.card = table, card
         self.constants = _constants(card)
 
-    def read(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        content = self.table[rows.tolist()] if len(rows) else {}
-        return self._records(content, len(rows)), self.all_targets[rows]
-
-    def _records(self, content: Mapping[str, Sequence[Any]], count: int) -> Tensor:
+    def records(self, rows: np.ndarray) -> Tensor:
+        content: Mapping[str, Sequence[Any]] = self.table[rows.tolist()] if len(rows) else {}
         kind, names = self.card["kind"], self.card["columns"]
         if kind == "text":
             return encode_texts(list(content.get(names[0], [])), self.card["shape"][0])
-        x = torch.full((count, *self.card["shape"]), torch.nan)
+        x = torch.full((len(rows), *self.card["shape"]), torch.nan)
         if kind == "columns":
             for place, name in enumerate(names):
                 x[:, place] = torch.tensor([_number(value) for value in content.get(name, [])], dtype=torch.float32)
@@ -80,7 +80,7 @@ class HubRecords(StoredRecords):
 
     def content(self) -> Iterator[bytes]:
         yield json.dumps([self.card["kind"], self.card["columns"], self.card["shape"]]).encode()
-        for start in range(0, len(self.all_targets), _PIECE):
+        for start in range(0, len(self), _PIECE):
             part = self.table[start : start + _PIECE]
             for name in self.card["columns"]:
                 for value in part[name]:
@@ -156,21 +156,21 @@ class HubSource(Source):
         card, parts = self.card(section), _load(section)
         target = section.get("target") or "label"
 
-        def records(table: Any) -> HubRecords:
-            made = HubRecords(_only(table, card), label_numbers(_labels(table, target), card["classes"]), card)
+        def records(table: Any) -> RecordSet:
+            made = RecordSet(HubStore(_only(table, card), label_numbers(_labels(table, target), card["classes"]), card))
             refuse_empty(made, "a split of dataset.path")
             return made
 
         own = [next((records(parts[name]) for name in names if name in parts), None) for names in _PARTS.values()]
-        return split_stores(records(_train(parts)), own[0], own[1], section, rng, len(card["classes"]))
+        return split_store(records(_train(parts)), own[0], own[1], section, rng, len(card["classes"]))
 
-    def read(self, card: Mapping[str, Any], path: str) -> HubRecords:
+    def read(self, card: Mapping[str, Any], path: str) -> RecordSet:
         parts = _load({"path": path})
         table = parts.get("test") or _train(parts)
         missing = [name for name in card["columns"] if name not in table.features]
         if missing:
             raise DatasetUnavailableError(f"{Path(path).name} has no column {missing[0]!r}")
-        return HubRecords(_only(table, card), torch.full((len(table),), NO_CLASS), card)
+        return RecordSet(HubStore(_only(table, card), torch.full((len(table),), NO_CLASS), card))
 
 
 def _wanted(section: Mapping[str, Any]) -> tuple[str, list[str]]:

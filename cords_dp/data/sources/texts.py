@@ -29,9 +29,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from cords_dp.config.values import path
-from cords_dp.data.arrays import Splits
-from cords_dp.data.sources.base import Facts, Source, check_split
-from cords_dp.data.store import (
+from cords_dp.data.record_set import RecordSet, Splits
+from cords_dp.data.sources.base import (
     CLASSES,
     MAX_LENGTH,
     NO_CLASS,
@@ -39,27 +38,32 @@ from cords_dp.data.store import (
     PATH,
     TARGET,
     TEXT,
-    StoredRecords,
+    Facts,
+    Source,
+    check_split,
     declared_classes,
     label_numbers,
     refuse_empty,
-    split_stores,
+    split_store,
 )
+from cords_dp.data.store import LabelledStore
 from cords_dp.errors import ConfigError, DatasetUnavailableError
 
 _PIECE = 4096
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 
 
-class ByteRecords(StoredRecords):
+class ByteStore(LabelledStore):
     """Texts as rows of bytes."""
+
+    may_fail = False
 
     def __init__(self, x: np.ndarray, labels: Tensor):
         super().__init__(labels)
         self.x = x
 
-    def read(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.from_numpy(np.asarray(self.x[rows.numpy()])), self.all_targets[rows]
+    def records(self, rows: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.asarray(self.x[rows]))
 
     def keep_range(self, start: int, stop: int) -> None:
         self.x = self.x[start:stop]
@@ -70,7 +74,7 @@ class ByteRecords(StoredRecords):
             yield self.x[start : start + _PIECE].tobytes()
 
 
-def byte_records(pairs: Iterator[tuple[Any, Any]], total: int, length: int, classes: tuple[str, ...]) -> ByteRecords:
+def byte_records(pairs: Iterator[tuple[Any, Any]], total: int, length: int, classes: tuple[str, ...]) -> RecordSet:
     """(text, label) pairs, kept in a file that has no name and ends with the process."""
     labels = np.empty(total, dtype=object)
     with tempfile.TemporaryFile(prefix="cords_dp-") as file:
@@ -78,7 +82,7 @@ def byte_records(pairs: Iterator[tuple[Any, Any]], total: int, length: int, clas
     for place, (words, label) in zip(range(total), pairs, strict=False):
         rows[place] = encode_texts([words], length)[0].numpy()
         labels[place] = label
-    return ByteRecords(rows[:total], label_numbers(labels, classes))
+    return RecordSet(ByteStore(rows[:total], label_numbers(labels, classes)))
 
 
 class TextSource(Source):
@@ -107,7 +111,7 @@ class TextSource(Source):
     def build(self, section: Mapping[str, Any], rng: np.random.Generator) -> Splits:
         classes = declared_classes(section)
 
-        def records(key: str) -> ByteRecords | None:
+        def records(key: str) -> RecordSet | None:
             if section.get(key) is None:
                 return None
             file, columns = path(f"dataset.{key}", section[key]), _columns(section)
@@ -117,7 +121,7 @@ class TextSource(Source):
 
         train = records("path")
         assert train is not None
-        return split_stores(train, records("validation_path"), records("test_path"), section, rng, len(classes))
+        return split_store(train, records("validation_path"), records("test_path"), section, rng, len(classes))
 
     def card(self, section: Mapping[str, Any]) -> dict[str, Any]:
         facts = self.facts(section)
@@ -128,7 +132,7 @@ class TextSource(Source):
             "text": _columns(section)[0],
         }
 
-    def read(self, card: Mapping[str, Any], path: str) -> ByteRecords:
+    def read(self, card: Mapping[str, Any], path: str) -> RecordSet:
         file = Path(path).expanduser()
         columns = (str(card["text"]), None)
         _check_columns("--input", file, columns)

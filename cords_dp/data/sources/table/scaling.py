@@ -24,8 +24,9 @@ from typing import Any
 
 import numpy as np
 
+from cords_dp.data.record_set import RecordSet
 from cords_dp.data.sources.table.encoding import Encoding, Scales
-from cords_dp.data.sources.table.store import TableDataset
+from cords_dp.data.sources.table.store import TableStore
 from cords_dp.errors import ConfigError
 from cords_dp.planning.schedule import Preparation
 
@@ -47,20 +48,20 @@ def sensitivity(columns: int) -> float:
     return math.sqrt(3 * columns)
 
 
-def sums(dataset: TableDataset) -> np.ndarray:
-    """Σ φ over the records of D: values, squares, counts. A private value."""
-    columns = len(dataset.encoding.numeric)
+def sums(dataset: RecordSet[TableStore]) -> np.ndarray:
+    """Σ φ over the records of D, rows of a `TableStore`: values, squares, counts. A private value."""
+    columns = len(dataset.store.encoding.numeric)
     total = np.zeros((3, columns))
     for start in range(0, len(dataset), _ROWS):
         total += parts(dataset, np.arange(start, min(start + _ROWS, len(dataset)))).sum(axis=0)
     return total.ravel()
 
 
-def parts(dataset: TableDataset, indices: np.ndarray) -> np.ndarray:
+def parts(dataset: RecordSet[TableStore], indices: np.ndarray) -> np.ndarray:
     """φ of records: 3 × k numbers each."""
-    records = dataset.stored[dataset.rows[indices]]
+    records = dataset.store.stored[dataset.rows[indices]]
     labels = records["label"]
-    known = labels >= 0 if dataset.encoding.schema.classes else np.isfinite(labels)
+    known = labels >= 0 if dataset.store.encoding.schema.classes else np.isfinite(labels)
     values = np.clip(records["numbers"].astype(np.float64), -1.0, 1.0)
     present = known[:, None] & np.isfinite(values)
     values = np.where(present, values, 0.0)
@@ -82,7 +83,8 @@ def fitted(released: np.ndarray, deviation: float) -> dict[str, Any]:
     }
 
 
-def scaled(dataset: TableDataset, fit: Mapping[str, Any]) -> TableDataset:
+def scaled(dataset: RecordSet[TableStore], fit: Mapping[str, Any]) -> RecordSet[TableStore]:
     """The same records around the released centres."""
     scales = Scales(tuple(fit["centres"]), tuple(fit["widths"]))
-    return dataset.with_encoding(Encoding(dataset.encoding.schema, scales))
+    store = dataset.store
+    return dataset.with_store(store.with_encoding(Encoding(store.encoding.schema, scales)))

@@ -10,16 +10,16 @@ from tempfile import gettempdir
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 
 from cords_dp.config.values import Key, folder, one_of, path, text, whole
-from cords_dp.data.arrays import Splits
-from cords_dp.data.shards import Part, Share, kept, read_part
+from cords_dp.data.record_set import RecordSet, Share, Splits, read_part
 from cords_dp.data.sources.base import SPLIT_KEYS, Facts, Rows, Source, check_split, split_rows
 from cords_dp.data.sources.table import scaling
 from cords_dp.data.sources.table.encoding import NORM, Encoding
 from cords_dp.data.sources.table.files import CSV_SUFFIXES, SUFFIXES, TableFile, open_frame, open_table
 from cords_dp.data.sources.table.schema import Numeric, Schema, load_schema, read_schema
-from cords_dp.data.sources.table.store import FileRecords, TableDataset, stored_table
+from cords_dp.data.sources.table.store import TableStore, stored_table
 from cords_dp.errors import ConfigError, DataError, DatasetUnavailableError
 from cords_dp.planning.schedule import Preparation
 
@@ -73,7 +73,7 @@ class TableSource(Source):
     def build(self, section: Mapping[str, Any], rng: np.random.Generator) -> Splits:
         encoding = Encoding(_schema_of(section))
 
-        def stored(key: str) -> np.ndarray:
+        def stored(key: str) -> TableStore:
             return _stored(section, key, encoding)
 
         records = stored("path")
@@ -81,10 +81,9 @@ class TableSource(Source):
         parts = []
         for part in Rows._fields:
             own = section.get(f"{part}_path") is not None
-            kept, chosen = (stored(f"{part}_path"), None) if own else (records, getattr(rows, part))
-            dataset = TableDataset(kept, encoding, np.arange(len(kept)) if chosen is None else chosen)
-            parts.append(_labelled(dataset) if part == "test" else dataset)
-        return Splits(parts[0], parts[1], parts[2], len(encoding.schema.classes) or 1)
+            store, chosen = (stored(f"{part}_path"), None) if own else (records, getattr(rows, part))
+            parts.append(RecordSet(store, chosen))
+        return Splits(parts[0], parts[1], _labelled(parts[2]), len(encoding.schema.classes) or 1)
 
     def build_part(self, section: Mapping[str, Any], rng: np.random.Generator, share: Share) -> Splits:
         """Each process reads its range of the file: row groups of Parquet, lines of CSV, which the others count only.
@@ -94,11 +93,8 @@ class TableSource(Source):
         """
         encoding = Encoding(_schema_of(section))
 
-        def part_of(key: str, rows: np.ndarray | None, total: int) -> Part:
-            def read(start: int, stop: int, numbers: np.ndarray) -> TableDataset:
-                return TableDataset(_stored(section, key, encoding, (start, stop)), encoding, numbers)
-
-            return read_part(total, rows, share, read)
+        def part_of(key: str, rows: np.ndarray | None, total: int) -> RecordSet[TableStore]:
+            return read_part(total, rows, share, lambda start, stop: _stored(section, key, encoding, (start, stop)))
 
         total = _counted(section, "path", encoding)
         split = split_rows(total, section, rng)
@@ -110,8 +106,7 @@ class TableSource(Source):
             else:
                 key, rows, size = "path", getattr(split, part), total
             parts.append(part_of(key, rows, size))
-        test = kept(parts[2], _known(parts[2].source))
-        return Splits(parts[0], parts[1], test, len(encoding.schema.classes) or 1)
+        return Splits(parts[0], parts[1], _labelled(parts[2]), len(encoding.schema.classes) or 1)
 
     def remark(self, section: Mapping[str, Any]) -> str:
         """Return one of two fixed lines, by the names of the files: no record decides what is said."""
@@ -122,13 +117,13 @@ class TableSource(Source):
     def preparation(self, section: Mapping[str, Any]) -> Preparation | None:
         return scaling.preparation(Encoding(_schema_of(section))) if section.get("scaling") == "private" else None
 
-    def sums(self, dataset: TableDataset) -> np.ndarray:
+    def sums(self, dataset: RecordSet[TableStore]) -> np.ndarray:
         return scaling.sums(dataset)
 
     def fitted(self, released: np.ndarray, deviation: float) -> dict[str, Any]:
         return scaling.fitted(released, deviation)
 
-    def prepared(self, dataset: TableDataset, fit: Mapping[str, Any]) -> TableDataset:
+    def prepared(self, dataset: RecordSet[TableStore], fit: Mapping[str, Any]) -> RecordSet[TableStore]:
         return scaling.scaled(dataset, fit)
 
     def card(self, section: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,7 +136,7 @@ class TableSource(Source):
             "delimiter": section.get("delimiter"),
         }
 
-    def read(self, card: Mapping[str, Any], path: str) -> TableDataset:
+    def read(self, card: Mapping[str, Any], path: str) -> RecordSet[TableStore]:
         """The records of a file, whose columns may be more than the schema names. A CSV file is read by RFC 4180: this
         is an act of its owner, who may see what a run must not show."""
         encoding, where = Encoding(read_schema(card["schema"])), Path(path).expanduser()
@@ -151,17 +146,16 @@ class TableSource(Source):
             rest = replace(schema, header=tuple(name for name in schema.header if name != schema.target.name))
             file = _to_predict(where, rest, card.get("delimiter"))
         records = stored_table(file, encoding, Path(gettempdir()), cache=False, target=False)
-        return _as_fitted(FileRecords(records, encoding, file, file.unreadable()), card)
+        return _as_fitted(TableStore(records, encoding, file, file.unreadable()), card)
 
-    def read_frame(self, card: Mapping[str, Any], frame: Any) -> TableDataset | None:
+    def read_frame(self, card: Mapping[str, Any], frame: Any) -> RecordSet[TableStore] | None:
         encoding, file = Encoding(read_schema(card["schema"])), open_frame(frame)
         names = [column.name for column in encoding.schema.columns]
         if len(file.header) == encoding.schema.width and not set(names) & set(file.header):
             return None  # cells
         check_header(file, encoding.schema, target=False, others=True)
         rows = [np.zeros(0, dtype=encoding.row_type), *map(encoding.rows, file.chunks(names))]
-        records = np.concatenate(rows)
-        return _as_fitted(TableDataset(records, encoding, np.arange(len(records))), card)
+        return _as_fitted(TableStore(np.concatenate(rows), encoding), card)
 
     def in_target_unit(self, card: Mapping[str, Any], values: np.ndarray) -> np.ndarray:
         """Return targets that were scaled to [−1, 1] in their own unit, by the public range of the schema."""
@@ -169,9 +163,10 @@ class TableSource(Source):
         return target.unscaled(values) if isinstance(target, Numeric) else values
 
 
-def _as_fitted(dataset: TableDataset, card: Mapping[str, Any]) -> TableDataset:
+def _as_fitted(store: TableStore, card: Mapping[str, Any]) -> RecordSet[TableStore]:
     """Records for a prediction, around the centres that a run has released, if it has."""
-    return scaling.scaled(dataset, card["fitted"]) if card.get("fitted") else dataset
+    records = RecordSet(store)
+    return scaling.scaled(records, card["fitted"]) if card.get("fitted") else records
 
 
 def _to_predict(where: Path, schema: Schema, delimiter: str | None) -> TableFile:
@@ -181,21 +176,17 @@ def _to_predict(where: Path, schema: Schema, delimiter: str | None) -> TableFile
     return file
 
 
-def _labelled(dataset: TableDataset) -> TableDataset:
+def _labelled(records: RecordSet[TableStore]) -> RecordSet[TableStore]:
     """The records whose label is known. For the test set alone, which is taken as public."""
-    return TableDataset(dataset.stored, dataset.encoding, dataset.rows[_known(dataset)])
-
-
-def _known(dataset: TableDataset) -> np.ndarray:
-    labels = dataset.stored["label"][dataset.rows]
-    return labels >= 0 if dataset.encoding.schema.classes else np.isfinite(labels)
+    labels = records.targets
+    return records.kept((torch.isfinite(labels) if labels.is_floating_point() else labels >= 0).numpy())
 
 
 def _stored(
     section: Mapping[str, Any], key: str, encoding: Encoding, bounds: tuple[int, int] | None = None
-) -> np.ndarray:
+) -> TableStore:
     file, cache = _open(section, key, encoding.schema), section.get("cache") is not False
-    return stored_table(file, encoding, _folder(section), cache=cache, bounds=bounds)
+    return TableStore(stored_table(file, encoding, _folder(section), cache=cache, bounds=bounds), encoding)
 
 
 def _counted(section: Mapping[str, Any], key: str, encoding: Encoding) -> int:

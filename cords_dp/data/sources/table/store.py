@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,10 +20,10 @@ from filelock import FileLock
 from torch import Tensor
 from tqdm import tqdm
 
-from cords_dp.data.arrays import RowsOfStore
 from cords_dp.data.sources.table.encoding import Encoding
 from cords_dp.data.sources.table.files import TableFile
 from cords_dp.data.sources.table.schema import Categorical
+from cords_dp.data.store import Store
 from cords_dp.errors import ConfigError, DataError, DatasetUnavailableError
 from cords_dp.files import remove_stale, replacing, write_durably
 
@@ -33,61 +33,54 @@ Only their owner can read them. They can be removed at any time; a run makes the
 _FORMAT = 1  # of the compact copy; raise it with any change of what a record becomes
 
 
-class TableDataset(RowsOfStore):
-    """Records of a compact table; cells are filled in when a batch is read."""
+class TableStore(Store):
+    """Records of a compact table; cells are filled in when they are read.
 
-    def __init__(self, stored: np.ndarray, encoding: Encoding, rows: np.ndarray):
-        self.stored, self.encoding, self.rows = stored, encoding, rows
+    file: the table that they come from, for its owner's predictions. Those at ``unreadable`` are NaN in every cell.
+    """
 
-    @property
-    def store_size(self) -> int:
-        return len(self.stored)
+    may_fail = False
 
-    def part(self, start: int, stop: int, rows: np.ndarray) -> TableDataset:
-        return TableDataset(self.stored[start:stop], self.encoding, rows)
+    def __init__(
+        self, stored: np.ndarray, encoding: Encoding, file: TableFile | None = None, unreadable: Sequence[int] = ()
+    ):
+        self.stored, self.encoding, self._file, self._unreadable = stored, encoding, file, unreadable
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self.stored)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        x, y = self.batch([index])
-        return x[0], y[0]
+    def read(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        records = self.stored[rows]
+        x = torch.from_numpy(self.encoding.vectors(records))
+        if len(self._unreadable):
+            x[torch.from_numpy(np.isin(rows, self._unreadable))] = torch.nan
+        return x, self._targets(records["label"])
 
-    def batch(self, indices: Iterable[int] | np.ndarray | Tensor) -> tuple[Tensor, Tensor]:
-        records = self.stored[self.rows[np.asarray(indices, dtype=np.int64)]]
-        labels = records["label"].astype(np.int64 if self.encoding.schema.classes else np.float32)
-        return torch.from_numpy(self.encoding.vectors(records)), torch.from_numpy(labels)
+    def labels(self, rows: np.ndarray) -> Tensor:
+        return self._targets(self.stored["label"][rows])
+
+    def _targets(self, labels: np.ndarray) -> Tensor:
+        return torch.from_numpy(labels.astype(np.int64 if self.encoding.schema.classes else np.float32))
+
+    def range(self, start: int, stop: int) -> TableStore:
+        return TableStore(self.stored[start:stop], self.encoding)
 
     def category_codes(self, column: str) -> tuple[np.ndarray, tuple[str, ...]]:
-        """Return each record's code in a categorical column, and the categories that the codes count."""
+        """Return every record's code in a categorical column, and the categories that the codes count."""
         place = [coded.name for coded in self.encoding.coded].index(column)
         known = self.encoding.coded[place]
         if not isinstance(known, Categorical):
             raise DataError(f"column {column!r} has no categories")
-        return self.stored["codes"][self.rows, place], known.categories
+        return self.stored["codes"][:, place], known.categories
 
-    def with_encoding(self, encoding: Encoding) -> TableDataset:
+    def with_encoding(self, encoding: Encoding) -> TableStore:
         """The same records in other units."""
-        return TableDataset(self.stored, encoding, self.rows)
-
-
-class FileRecords(TableDataset):
-    """The records of a whole file, for its owner's predictions. Those at ``unreadable`` are NaN in every cell."""
-
-    def __init__(self, stored: np.ndarray, encoding: Encoding, file: TableFile, unreadable: Sequence[int]):
-        super().__init__(stored, encoding, np.arange(len(stored)))
-        self._file, self._unreadable = file, unreadable
-
-    def batch(self, indices: Iterable[int] | np.ndarray | Tensor) -> tuple[Tensor, Tensor]:
-        x, y = super().batch(indices)
-        x[torch.from_numpy(np.isin(np.asarray(indices), self._unreadable))] = torch.nan
-        return x, y
-
-    def with_encoding(self, encoding: Encoding) -> FileRecords:
-        return FileRecords(self.stored, encoding, self._file, self._unreadable)
+        return TableStore(self.stored, encoding, self._file, self._unreadable)
 
     def identifiers(self, column: str) -> list[Any]:
         """Return the values of a column that need not be in the schema, as the file has them."""
+        if self._file is None:
+            return super().identifiers(column)
         if column not in self._file.header:
             raise ConfigError("--id", column, f"{self._file.path.name} has no such column")
         return [value for chunk in self._file.chunks([column]) for value in chunk[column].to_pylist()]

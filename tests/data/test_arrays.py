@@ -11,6 +11,7 @@ from sklearn.datasets import load_digits
 
 from cords_dp.config import config_for
 from cords_dp.data.published import public_facts
+from cords_dp.data.record_set import RecordSet
 from cords_dp.data.sources.arrays import ArraySource, EmbeddingSource, open_arrays
 from cords_dp.data.sources.texts import TextSource, decode_text
 from cords_dp.errors import ConfigError, CordsDPError, DatasetUnavailableError
@@ -60,7 +61,7 @@ def test_forms_of_files(tmp_path, form):
     got, labels = data.train.batch(np.arange(28))
     np.testing.assert_allclose(got, x[data.train.rows].astype(np.float32))
     assert labels.tolist() == y[data.train.rows].tolist()
-    assert isinstance(data.train.x, np.memmap) == (form != "compressed")
+    assert isinstance(data.train.store.x, np.memmap) == (form != "compressed")
     assert public_facts({"dataset": {"name": "arrays", **section}}).classes == ("0", "1")
 
 
@@ -80,7 +81,7 @@ def test_pixels_are_scaled_by_public_constants(tmp_path, shape):
     channels = 3 if 3 in shape[1:] else 1
     facts = ArraySource().facts(section)
     assert (facts.shape, facts.images) == ((channels, 8, 9), True)
-    store = ArraySource().build({**section, "validation_fraction": 0.2}, rng()).train.at(np.arange(5))
+    store = RecordSet(ArraySource().build({**section, "validation_fraction": 0.2}, rng()).train.store)
     got = store.batch([2, 4])[0]
     expected = x[[2, 4]].reshape(2, 1, 8, 9) if channels == 1 else x[[2, 4]]
     expected = expected if shape != (5, 8, 9, 3) else expected.transpose(0, 3, 1, 2)
@@ -94,9 +95,9 @@ def test_labels_by_name_and_by_number_each_by_itself(tmp_path):
     x = np.zeros((6, 2), dtype=np.float32)
     names = written(tmp_path, "npz", x, np.array(["cat", "dog", "cow", "0", "", "dog"]))
     source, section = ArraySource(), {"classes": ["cat", "dog"], "validation_fraction": 0.2}
-    assert source.build({**names, **section}, rng()).train.all_targets.tolist() == [0, 1, -1, 0, -1, 1]
+    assert source.build({**names, **section}, rng()).train.store.all_labels.tolist() == [0, 1, -1, 0, -1, 1]
     numbers = written(tmp_path, "npz", x, np.array([0, 1, 2, -1, 2**40, 1]))
-    assert source.build({**numbers, **section}, rng()).train.all_targets.tolist() == [0, 1, -1, -1, -1, 1]
+    assert source.build({**numbers, **section}, rng()).train.store.all_labels.tolist() == [0, 1, -1, -1, -1, 1]
 
 
 BAD_ARRAYS = {
@@ -179,7 +180,7 @@ def test_texts_of_files(tmp_path, name, extra):
     source = TextSource()
     source.check(section, private=True)
     store = source.build(section, rng()).train
-    store = store.at(np.arange(len(store.all_targets)))
+    store = RecordSet(store.store)
     x, y = store.batch(np.arange(len(store)))
     assert x.shape == (5 + extra, 30)
     assert x.dtype == source.facts(section).dtype == torch.uint8

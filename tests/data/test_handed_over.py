@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from cords_dp.data.arrays import Splits, records_at
-from cords_dp.data.handed_over import PaddedDataset, padded_splits
+from cords_dp.data.handed_over import padded, padded_splits
+from cords_dp.data.record_set import Splits, records_at
 from cords_dp.data.text_sets import glove_file, read_vocabulary, word_numbers
 from cords_dp.errors import DataError
 from cords_dp.models.private import make_private_ready
@@ -48,7 +48,7 @@ rows = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=12), min_size=2
 @given(rows=rows, length=st.integers(1, 10), collate=st.sampled_from([None, pads_to_longest]))
 def test_a_row_is_a_function_of_its_record(rows, length, collate):
     """Mutant: padding to the longest record of the batch."""
-    dataset = PaddedDataset(Rows(rows), length, collate)
+    dataset = padded(Rows(rows), length, collate)
     together, labels = dataset.batch(np.arange(len(rows)))
     assert together.shape == (len(rows), length)
     for i, row in enumerate(rows):
@@ -66,12 +66,12 @@ def test_a_collate_function_never_sees_two_records():
         seen.append(len(records))
         return pads_to_longest(records)
 
-    PaddedDataset(Rows([[1, 2], [3], [4, 5, 6]]), 4, collate).batch(np.array([2, 0, 1, 1]))
+    padded(Rows([[1, 2], [3], [4, 5, 6]]), 4, collate).batch(np.array([2, 0, 1, 1]))
     assert seen == [1, 1, 1, 1]
 
 
 def test_an_empty_batch_has_the_right_shape():
-    x, y = PaddedDataset(Rows([[1, 2]]), 5).batch(np.array([], dtype=np.int64))
+    x, y = padded(Rows([[1, 2]]), 5).batch(np.array([], dtype=np.int64))
     assert (x.shape, x.dtype, y.shape) == ((0, 5), torch.int64, (0,))
 
 
@@ -79,7 +79,7 @@ def test_what_is_wrong_with_a_record_is_not_told():
     def collate(records):
         raise ValueError(f"bad record {records[0][0].tolist()}")
 
-    for dataset in (PaddedDataset(Rows([[77, 78]]), 5, collate), PaddedDataset(Rows([[[77], [78]]]), 5)):
+    for dataset in (padded(Rows([[77, 78]]), 5, collate), padded(Rows([[[77], [78]]]), 5)):
         with pytest.raises(DataError) as error:
             dataset.batch(np.array([0]))
         assert "77" not in str(error.value)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from cords_dp.data import feature_cache as growing_module
-from cords_dp.data.arrays import ArrayDataset
 from cords_dp.data.feature_cache import with_features
+from cords_dp.data.record_set import array_set
 
 
 class Doubled:
@@ -32,7 +32,7 @@ class Doubled:
 def dataset(monkeypatch):
     monkeypatch.setattr(growing_module, "_SECONDS", -1.0)  # a note after every batch
     x = np.arange(60, dtype=np.float32).reshape(20, 3)
-    return ArrayDataset(x, np.zeros(20))
+    return array_set(x, np.zeros(20))
 
 
 def test_an_interrupted_extraction_goes_on(dataset, tmp_path):

@@ -1,4 +1,4 @@
-"""Parts of data sets: every record in one of them, nothing of the others held or read."""
+"""Record sets: one contract for every store; and parts: every record in one of them, nothing of the others read."""
 
 from __future__ import annotations
 
@@ -9,24 +9,34 @@ import pyarrow as pa
 import pyarrow.parquet as pa_parquet
 import pytest
 import torch
+from builders import guarded
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset
 
 from cords_dp.config import frozen_copy
-from cords_dp.data.arrays import ArrayDataset, Splits
-from cords_dp.data.feature_cache import with_features
-from cords_dp.data.handed_over import GuardedDataset, data_binding
-from cords_dp.data.prepared import innermost
-from cords_dp.data.shards import Part, Share, cut, cut_splits, no_records, part_inside, places, whole_size
-from cords_dp.data.sources.arrays import ArraySource
+from cords_dp.data.build import data_binding
+from cords_dp.data.feature_cache import FeatureStore, with_features
+from cords_dp.data.handed_over import DatasetStore, PaddedStore, ReadableStore, as_records, checked_splits
+from cords_dp.data.record_set import ClassTarget, RecordSet, Share, Splits, array_set, cut_splits
+from cords_dp.data.sources.arrays import ArrayFile, ArraySource
 from cords_dp.data.sources.table import TableSource
+from cords_dp.data.sources.table.encoding import Encoding
+from cords_dp.data.sources.table.schema import read_schema
+from cords_dp.data.sources.table.store import TableStore
+from cords_dp.data.sources.texts import ByteStore
+from cords_dp.data.store import ArrayStore, RangeOfStore, Store
 from cords_dp.errors import ConfigError, DataError, MechanismError
 from cords_dp.selection import Pool
 
+SCHEMA = {
+    "target": {"name": "y", "classes": ["no", "yes"]},
+    "columns": {"a": {"range": [0, 100]}, "b": {"categories": ["u", "v", "w"]}},
+}
+
 
 def parts_of(dataset, size, weights=()):
-    return [cut(dataset, Share(rank, size, weights)) for rank in range(size)]
+    return [as_records(dataset).cut(Share(rank, size, weights)) for rank in range(size)]
 
 
 @given(
@@ -64,23 +74,23 @@ class Noting(Dataset):
 
 def shuffled(n=50, picked=40):
     order = np.random.default_rng(0).permutation(n)[:picked]
-    return ArrayDataset(np.arange(n, dtype=np.float32)[:, None], np.arange(n) % 2, rows=order)
+    return array_set(np.arange(n, dtype=np.float32)[:, None], np.arange(n) % 2, rows=order)
 
 
 @pytest.mark.parametrize("weights", [(), (3.0, 0.0, 1.0)])
-@pytest.mark.parametrize("make", [shuffled, lambda: GuardedDataset(shuffled(), 2), lambda: Noting(40)])
+@pytest.mark.parametrize("make", [shuffled, lambda: guarded(shuffled(), 2), lambda: Noting(40)])
 def test_every_record_lies_in_one_part(make, weights):
     whole = make()
     everything = {float(whole[i][0]) for i in range(len(whole))}
     seen = []
     for part in parts_of(whole, 3, weights):
         x, y = part.batch(np.arange(len(part)))
-        assert len(x) == len(y) == len(part) == len(places(part))
-        assert whole_size(part) == 40
-        for value, place in zip(x[:, 0].tolist(), places(part), strict=True):
+        assert len(x) == len(y) == len(part) == len(part.places)
+        assert part.total == 40
+        for value, place in zip(x[:, 0].tolist(), part.places, strict=True):
             assert value == float(whole[int(place)][0])
         seen += x[:, 0].tolist()
-        empty = no_records(part)
+        empty = part.no_records()
         assert empty[0].shape == (0, 1)
     assert len(seen) == 40
     assert set(seen) == everything
@@ -88,7 +98,7 @@ def test_every_record_lies_in_one_part(make, weights):
 
 def test_a_part_of_arrays_holds_no_row_of_another():
     for part in parts_of(shuffled(), 2):
-        store = part.source
+        store = part.store
         start, stop = Share(int(store.x.min()) // 25, 2).bounds(50)
         assert store.x[:, 0].tolist() == list(range(start, stop))
         assert store.x.untyped_storage().nbytes() == 25 * 4  # a copy: a view would hold all of it
@@ -96,7 +106,7 @@ def test_a_part_of_arrays_holds_no_row_of_another():
 
 def test_of_a_set_that_was_handed_over_each_rank_reads_its_own_records():
     data = Noting(40)
-    part = parts_of(GuardedDataset(data, 2), 4)[1]
+    part = parts_of(guarded(data, 2), 4)[1]
     part.batch(np.arange(len(part)))
     assert set(data.read) == set(range(10, 20))
 
@@ -109,14 +119,130 @@ def test_the_parts_of_a_pool_are_the_pool(size, random):
     pool = Pool(indices, weights=values, chances=values / 2, branch=1, levels=indices % 2)
     found = {}
     for part in parts_of(whole, size) if size > 1 else []:
-        own = pool.among(places(part))
+        own = pool.among(part.places)
         assert own.own
         assert own.branch == 1
         for index, w, c, level in zip(own.indices, own.weights, own.chances, own.levels, strict=True):
-            found[int(places(part)[index])] = (w, c, level)
+            found[int(part.places[index])] = (w, c, level)
     if size > 1:
         wanted = zip(pool.indices, pool.weights, pool.chances, pool.levels, strict=True)
         assert found == {int(i): (w, c, level) for i, w, c, level in wanted}
+
+
+# --- the contract of a store ----------------------------------------------------------------------------------------
+
+
+class Minimal(Store):
+    """A store that implements reading only."""
+
+    def __len__(self):
+        return 50
+
+    def read(self, rows):
+        return torch.from_numpy(rows).float()[:, None], torch.from_numpy(rows) % 3
+
+
+NUMBERS, THREE = np.arange(50, dtype=np.float32)[:, None], torch.arange(50) % 3
+ORDER = np.random.default_rng(0).permutation(50)[:40]
+
+
+def a_table():
+    encoding = Encoding(read_schema(SCHEMA))
+    stored = np.zeros(50, dtype=encoding.row_type)
+    stored["numbers"], stored["label"] = NUMBERS / 50, THREE
+    return TableStore(stored, encoding)
+
+
+STORES = {
+    "reads only": Minimal,
+    "memory": lambda: ArrayStore(NUMBERS, THREE.numpy()),
+    "array file": lambda: ArrayFile(NUMBERS, THREE, None),
+    "texts": lambda: ByteStore(NUMBERS.astype(np.uint8), THREE),
+    "table": a_table,
+    "features": lambda: FeatureStore(NUMBERS.astype(np.float16), THREE),
+    "features as stored": lambda: FeatureStore(NUMBERS.astype(np.float16), THREE, half=True),
+    "handed over": lambda: DatasetStore(TensorDataset(torch.from_numpy(NUMBERS), THREE)),
+    "readable": lambda: ReadableStore(DatasetStore(TensorDataset(torch.from_numpy(NUMBERS), THREE))),
+    "padded": lambda: PaddedStore(DatasetStore(TensorDataset(torch.from_numpy(NUMBERS).long(), THREE)), 2),
+    "a range": lambda: RangeOfStore(DatasetStore(Noting(60)), 7, 57),
+}
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_a_row_of_a_batch_is_its_record_whoever_is_beside_it(kind):
+    records = RecordSet(STORES[kind](), ORDER)
+    x, y = records.batch(np.arange(40))
+    for i in (0, 7, 39):
+        assert torch.equal(records[i][0], x[i])
+        assert torch.equal(records[i][1], y[i])
+    some = records.at(np.array([9, 3]))
+    assert torch.equal(some.batch([0, 1])[0], x[[9, 3]])
+    assert torch.equal(records.batch(torch.tensor([9, 3, 9]))[0], x[[9, 3, 9]])
+    empty = records.no_records()
+    assert (empty[0].shape, empty[0].dtype) == ((0, *x.shape[1:]), x.dtype)
+    assert (empty[1].shape, empty[1].dtype) == ((0, *y.shape[1:]), y.dtype)
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_labels_are_those_of_the_records_and_impossible_ones_do_no_harm(kind):
+    records = RecordSet(STORES[kind](), ORDER)
+    x, y = records.batch(np.arange(40))
+    labels, known = records.labels()
+    assert torch.equal(labels, y)
+    assert bool(known.all())
+    two = records.with_target(ClassTarget(2))
+    (guarded_x, guarded_y), (labels, known) = two.batch(np.arange(40)), two.labels()
+    assert torch.equal(known, y < 2)
+    assert torch.equal(guarded_x[known], x[known])
+    assert torch.equal(guarded_y[known], y[known])
+    if x.is_floating_point():
+        assert bool(torch.isnan(guarded_x[~known]).all())
+        assert torch.equal(guarded_y, labels)
+    else:
+        assert set(guarded_y[~known].tolist()) <= {-100}  # torch's cross-entropy leaves it out
+    assert ((labels >= 0) & (labels < 2)).all()
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_every_store_can_be_cut(kind):
+    whole = RecordSet(STORES[kind](), ORDER, ClassTarget(3))
+    x, y = whole.batch(np.arange(40))
+    found = []
+    for part in parts_of(whole, 3, (2.0, 0.0, 1.0)):
+        got = part.batch(np.arange(len(part)))
+        assert torch.equal(got[0], x[part.places])
+        assert torch.equal(got[1], y[part.places])
+        assert torch.equal(part.labels()[0], whole.labels()[0][part.places])
+        assert part.total == 40
+        assert part.target == whole.target
+        found += part.places.tolist()
+    assert sorted(found) == list(range(40))
+
+
+class Failing(Minimal):
+    """A store of somebody else's that says what it cannot read."""
+
+    def read(self, rows):
+        if ORDER[3] in rows:
+            raise ValueError("john_doe_1961")
+        return super().read(rows)
+
+
+def test_a_store_that_does_not_say_that_it_reads_everything_is_guarded():
+    """A record that cannot be read would end the run, with its reader's words."""
+    sets = Splits(RecordSet(Failing(), ORDER[:20]), RecordSet(Minimal(), ORDER[20:]), RecordSet(Minimal()), 3)
+    train = checked_splits(sets, private=True).train
+    x, _ = train.batch(np.arange(20))
+    assert torch.isnan(x[:, 0]).tolist() == [i == 3 for i in range(20)]
+    assert train.binding(built=True) == sets.train.binding(built=True)
+
+
+def test_sets_of_one_store_share_its_range():
+    store = ArrayStore(NUMBERS, THREE.numpy())
+    sets = Splits(RecordSet(store, ORDER[:20]), RecordSet(store, ORDER[20:]), RecordSet(Minimal()), 3)
+    data = cut_splits(sets, Share(1, 2))
+    assert data.train.store is data.validation.store is not data.test.store
+    assert len(data.train.store) == 25
 
 
 # --- features -------------------------------------------------------------------------------------------------------
@@ -134,7 +260,7 @@ class Doubling:
 
 
 @pytest.mark.parametrize("kept", [True, False])
-@pytest.mark.parametrize("make", [lambda: GuardedDataset(shuffled(), 2), lambda: Noting(40)])
+@pytest.mark.parametrize("make", [lambda: guarded(shuffled(), 2), lambda: Noting(40)])
 def test_each_rank_computes_the_features_of_its_own_range(make, kept, tmp_path):
     whole, computed = make(), []
     for rank, part in enumerate(parts_of(whole, 3, (1.0, 0.0, 1.0))):
@@ -146,18 +272,13 @@ def test_each_rank_computes_the_features_of_its_own_range(make, kept, tmp_path):
         raw, labels = part.batch(np.arange(len(part)))
         assert torch.equal(x, 2 * raw)
         assert torch.equal(y, labels)
-        assert np.array_equal(places(ready), places(part))
+        assert np.array_equal(ready.places, part.places)
         computed += transform.seen
     assert len(computed) == len(set(computed))
     assert len(list(tmp_path.glob("*.npy"))) == (2 if kept else 0)
 
 
 # --- tables and arrays in files -------------------------------------------------------------------------------------
-
-SCHEMA = {
-    "target": {"name": "y", "classes": ["no", "yes"]},
-    "columns": {"a": {"range": [0, 100]}, "b": {"categories": ["u", "v", "w"]}},
-}
 
 
 def table_rows(n=97):
@@ -188,7 +309,7 @@ def test_ranks_read_their_ranges_of_a_table_and_together_all_of_it(kind, cache, 
     parts = [source.build_part(section, np.random.default_rng(0), share) for share in shares]
     for number in range(3):
         x, y = whole[number].batch(np.arange(len(whole[number])))
-        got = [(part[number].batch(np.arange(len(part[number]))), places(part[number])) for part in parts]
+        got = [(part[number].batch(np.arange(len(part[number]))), part[number].places) for part in parts]
         rows = sorted(((*r.tolist(), float(t)) for (px, py), _ in got for r, t in zip(px, py, strict=True)))
         assert rows == sorted((*r.tolist(), float(t)) for r, t in zip(x, y, strict=True))
         if number < 2:  # of the test set, records without a label are left out
@@ -198,7 +319,7 @@ def test_ranks_read_their_ranges_of_a_table_and_together_all_of_it(kind, cache, 
                 assert torch.equal(py, y[where])
     for part, share in zip(parts, shares, strict=True):
         start, stop = share.bounds(97)
-        assert all(len(part[number].source.stored) == stop - start for number in range(3))
+        assert all(len(part[number].store) == stop - start for number in range(3))
     config = {"dataset": frozen_copy(section)}
     assert data_binding(config, 0, parts[1], built=True) == data_binding(config, 0, whole, built=True)
 
@@ -230,10 +351,10 @@ def test_a_rank_maps_its_range_of_an_array_file(tmp_path):
         )
         for part in (read, cut_splits(whole, Share(rank, 2))):
             for number in range(3):
-                store, where = part[number].source, places(part[number])
+                store, where = part[number].store, part[number].places
                 assert isinstance(store.x, np.memmap)
                 assert np.array_equal(store.x, x[50 * rank : 50 * rank + 50])
-                assert len(store.all_targets) == 50
+                assert len(store.all_labels) == 50
                 got = part[number].batch(np.arange(len(part[number])))
                 if number < 2:
                     assert all(torch.equal(a, b) for a, b in zip(got, whole[number].batch(where), strict=True))
@@ -252,15 +373,16 @@ def test_a_set_is_bound_before_it_is_cut():
 
 def test_a_sum_over_records_that_other_ranks_hold_too_is_refused():
     """A source's own sets cannot be cut: its sums before training would count every record once a process."""
-    part = cut(Noting(40), Share(0, 2))
+    part = as_records(Noting(40)).cut(Share(0, 2))
     with pytest.raises(MechanismError, match="cannot be cut"):
-        innermost(part)
-    own = cut(GuardedDataset(shuffled(), 2), Share(0, 2))
-    assert innermost(own) is part_inside(own).source
+        part.handed_out()
+    own = guarded(shuffled(), 2).cut(Share(0, 2))
+    assert own.handed_out().store is own.store
+    assert own.handed_out().target is None
 
 
 def test_parts_of_one_process_are_the_set_itself():
     whole = shuffled()
-    assert cut(whole, Share()) is whole
-    assert places(whole) is None
-    assert not isinstance(cut(whole, Share()), Part)
+    assert whole.cut(Share()) is whole
+    assert whole.places is None
+    assert whole.total == len(whole)

@@ -9,8 +9,8 @@ from torch.utils.data import Dataset
 
 from cords_dp.config import config_for
 from cords_dp.config.values import whole
-from cords_dp.data.arrays import Splits
-from cords_dp.data.handed_over import data_binding
+from cords_dp.data.build import data_binding
+from cords_dp.data.record_set import Splits
 from cords_dp.data.sources.base import (
     SPLIT_KEYS,
     Facts,
@@ -84,7 +84,7 @@ def test_a_source_trains_and_its_private_sets_are_guarded(tmp_path):
     assert trainer.plan.shape.n == 280  # 400 less a tenth less a fifth
     assert trainer.model.input_norm == 1.0
     x, y = trainer.data.train.batch(np.arange(280))
-    strange = torch.as_tensor(trainer.data.train.source.source.rows % 10 == 0)
+    strange = torch.as_tensor(trainer.data.train.file_rows() % 10 == 0)
     assert torch.isnan(x[strange]).all()
     assert torch.isfinite(x[~strange]).all()
     assert set(y.tolist()) == {0, 1}
