@@ -33,6 +33,7 @@ from cords_dp.report.plots import gains_figure
 from cords_dp.runs.jobs import RESULT, kept_files
 from cords_dp.selection import Exponential
 from cords_dp.selection.last_layer import LastLayerGradients, last_layer
+from cords_dp.studies.probabilities import predicted_probabilities, probability_scores
 from cords_dp.training.trainer import TrainClassifier
 
 _UNIT_CLIPS = PrivacySettings(epsilon=1.0, selection_clip=1.0, validation_clip=1.0)  # gains are in units of their bound
@@ -132,6 +133,7 @@ def execute_by_group(config: Mapping[str, Any], *, column: str) -> dict[str, byt
         files = kept_files(out)
         shares = group_accuracies(trainer.model, trainer.data.test, column)
         result = {**json.loads(files[RESULT]), **{f"accuracy_{name}": share for name, share in shares.items()}}
+        result |= probability_scores(*predicted_probabilities(trainer.model, trainer.data.test))
         return {**files, RESULT: json.dumps(result, indent=2).encode()}
 
 
