@@ -27,7 +27,7 @@ from cords_dp.planning import PrivacyPlan
 from cords_dp.training.optim import planned_learning_rate
 from cords_dp.training.resolve import resolve
 
-TABLES, HELD_OUT, MOMENTUM, DECAY = 40, 4000, 0.9, 0.9
+TABLES, HELD_OUT, MOMENTUM, DECAY = 30, 4000, 0.9, 0.9
 EPSILONS, CLIPS, AMOUNTS = (0.5, 1.0, 3.0, 8.0), (1.0, 1.4, 2.0), 2.0 ** np.arange(-8, 5)
 LIMIT = 2 * (
     1 + MOMENTUM
@@ -204,7 +204,7 @@ Rule = Callable[[Measured], tuple[float, float]]  # clip norm and rate
 
 def by_amount(clip: float, amount: float, clear: float, bound: float) -> Rule:
     def rule(one: Measured) -> tuple[float, float]:
-        shrunk = min(1.0, one.signal() / clear) if clear else 1.0
+        shrunk = min(1.0, math.sqrt(one.signal() / clear)) if clear else 1.0
         return clip, min(amount * shrunk * one.unit(clip), bound * LIMIT)
 
     return rule
@@ -239,11 +239,13 @@ def main() -> None:
     print(f"{'rule':<32} mean    median  nine in ten above base rate  largest grown   accuracy AUC")
     print(told("of the package", of_the_package, table))
     print(told("2.5 alone, clip norm 1", by_amount(1.0, 2.5, 0, math.inf), table))
-    amounts, clears, bounds = (0.5, 0.7, 1.0, 1.4, 2.0), (0, 40, 80, 160), (0.5, 0.75, 1.0, 1.5, math.inf)
-    lines = [((clip, 1.0, 80, 0.75)) for clip in CLIPS]
-    lines += [(1.4, amount, 80, 0.75) for amount in amounts]
+    print(told("of the package, breast cancer", of_the_package, table[TABLES:]))
+    print(told("2.5 alone, breast cancer", by_amount(1.0, 2.5, 0, math.inf), table[TABLES:]))
+    amounts, clears, bounds = (0.5, 0.7, 1.0, 1.4, 2.0), (0, 20, 40, 80), (0.5, 0.75, 1.0, 1.5, math.inf)
+    lines = [((clip, 1.0, 40, 0.75)) for clip in CLIPS]
+    lines += [(1.4, amount, 40, 0.75) for amount in amounts]
     lines += [(1.4, 1.0, clear, 0.75) for clear in clears]
-    lines += [(1.4, 1.0, 80, bound) for bound in bounds]
+    lines += [(1.4, 1.0, 40, bound) for bound in bounds]
     for clip, amount, clear, bound in dict.fromkeys(lines):
         print(told(f"clip {clip}, {amount}, clear {clear}, × {bound}", by_amount(clip, amount, clear, bound), table))
     _, *found = max(

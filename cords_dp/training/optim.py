@@ -24,7 +24,7 @@ from cords_dp.planning import PrivacyPlan
 _TARGET_NOISE = 0.1  # of a regression's output, where targets lie in [−1, 1]
 _PROBABILITY_NOISE = 1.0  # of a classifier's logits, where clipping leaves its gradients much as they are
 _RANK_NOISE = 2.5  # of its logits, where nearly every gradient is clipped
-_CLEAR_SIGNAL = 80.0  # how far gradients have to stand out from the noise for the amount above
+_CLEAR_SIGNAL = 40.0  # how far gradients have to stand out from the noise for the amount above
 _HARDLY_KEPT = 0.25  # of the longest gradient
 
 
@@ -75,11 +75,11 @@ def _probability_noise(plan: PrivacyPlan, model: nn.Module) -> float:
     """Return the amount of noise in logits that are to be probabilities: 1, and less where it hides the gradients.
 
     All gradients together move the weights by T·C at most and the noise in P weights by σC√(TP)/B. Where the one is
-    less than 80 times the other, the amount shrinks with √T·B/(σ√P).
+    less than 40 times the other, √T·B/(σ√P) < 40, the amount shrinks with the square root of that ratio.
     """
     weights = sum(p.numel() for p in model.parameters() if p.requires_grad)
     signal = math.sqrt(plan.shape.steps / weights) * plan.shape.batch_size / plan.sigma
-    return _PROBABILITY_NOISE * min(1.0, signal / _CLEAR_SIGNAL)
+    return _PROBABILITY_NOISE * min(1.0, math.sqrt(signal / _CLEAR_SIGNAL))
 
 
 def _squared_error_curvature(plan: PrivacyPlan, length: float) -> float:
