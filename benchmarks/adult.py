@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,6 +28,7 @@ from cords_dp.report.tables import mean_std, to_markdown
 from cords_dp.runs.sweep import run_jobs
 from cords_dp.runs.workers import LocalWorkers
 from cords_dp.studies.catalogue import Choice, experiment_jobs
+from cords_dp.studies.probabilities import SCORES, probability_scores
 
 _OURS = ("GLISTERDP", "FullDP")
 _RANGES = {"fnlwgt": [0, 1_500_000]}  # the peers may use it; ours ignore it
@@ -49,15 +51,16 @@ def main() -> None:
     frame = pd.concat([_ours(args, epsilons), _theirs(args, epsilons)], ignore_index=True)
     frame.to_csv(args.out / "runs.csv", index=False)
     groups = [column for column in frame if column.startswith("accuracy")]
-    table = frame.groupby(["scenario", "epsilon", "method"], sort=False)[groups].agg(mean_std).reset_index()
-    print(to_markdown(table))
+    by_method = frame.groupby(["scenario", "epsilon", "method"], sort=False)
+    scores = by_method[list(SCORES)].mean().map("{:.3f}".format).rename(columns=SCORES)
+    print(to_markdown(by_method[groups].agg(mean_std).join(scores).reset_index()))
 
 
 def _ours(args: argparse.Namespace, epsilons: Sequence[float]) -> pd.DataFrame:
     choice = Choice(methods=_OURS, shares=(args.share,), epsilons=epsilons, seeds=args.seeds)
     frame = run_jobs(experiment_jobs("adult", "cpu", choice), args.out, LocalWorkers(args.workers), title="ours").frame
     frame["epsilon"], frame["seconds"] = frame["budget"], frame["train_seconds"] + frame["selection_seconds"]
-    wanted = ["method", "epsilon", "seed", "scenario", "seconds"]
+    wanted = ["method", "epsilon", "seed", "scenario", "seconds", *SCORES]
     return frame[[*wanted, *(column for column in frame if column.startswith("accuracy"))]]
 
 
@@ -74,8 +77,15 @@ def _theirs(args: argparse.Namespace, epsilons: Sequence[float]) -> pd.DataFrame
             cases.append({"train": str(path), "test": str(test), **{k: job.labels[k] for k in ("seed", "scenario")}})
         request = {**_public_facts(), "cases": cases, "epsilons": epsilons, "delta": _DELTA, "group": "sex"}
         command = [args.peers, str(Path(__file__).with_name("adult_peers.py"))]
+        request["folder"] = folder
         answer = subprocess.run(command, input=json.dumps(request), stdout=subprocess.PIPE, text=True, check=True)
-    return pd.DataFrame([json.loads(line) for line in answer.stdout.splitlines()])
+        return pd.DataFrame([_scored(json.loads(line)) for line in answer.stdout.splitlines()])
+
+
+def _scored(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a peer's row with the scores of the probabilities that it has left in a file."""
+    saved = np.load(row.pop("saved"))
+    return row | probability_scores(saved["given"], saved["labels"])
 
 
 def _public_facts() -> dict[str, dict]:

@@ -62,6 +62,16 @@ def patients(n: int, seed: int = 0) -> list[dict[str, str]]:
     ]
 
 
+def rarely_readmitted(n: int, seed: int = 0) -> list[dict[str, str]]:
+    """Patients of whom 7 in 100 come back: more of those at risk, but it remains a matter of chance."""
+    rows, rng = patients(n, seed), np.random.default_rng([seed, 1])
+    for row in rows:
+        ward = (0.9, 0.0, -0.6)[WARDS.index(row["ward"])]
+        risk = (float(row["age"]) - 60) / 25 + ward + 1.5 * np.log(float(row["creatinine"]))
+        row["readmitted"] = "yes" if rng.random() < 1 / (1 + np.exp(2.85 - 0.6 * risk)) else "no"
+    return rows
+
+
 def messy(rows: list[dict[str, str]]) -> list[dict[str, str]]:
     """The same patients as several clerks have written them down."""
     spelt = {"yes": ("yes", "YES", "1"), "no": ("no", "No", "0")}

@@ -19,6 +19,7 @@ from cords_dp.studies.catalogue import EXPERIMENTS, Choice, Experiment, experime
 from cords_dp.studies.figures import draw
 from cords_dp.studies.gains import gains_experiment
 from cords_dp.studies.paper import CLAIMS, imbalance_table, published_frontier
+from cords_dp.studies.probabilities import probability_tables
 
 
 def reproduce(name: str, preset: str, out: Path, backend: Backend, choice: Choice) -> dict[str, str]:
@@ -48,7 +49,7 @@ def _tables(experiment: Experiment, name: str, out: Path) -> str:
     parts = [f"## {experiment.title}"]
     for title, table in study_tables(frame, out).items():
         parts.append(f"### {title}\n\n{to_markdown(table)}")
-    for title, table in group_tables(frame).items():
+    for title, table in (group_tables(frame) | probability_tables(frame)).items():
         parts.append(f"### {title}\n\n{to_markdown(table)}")
     for title, table in paired_differences(frame, experiment.reference).items() if experiment.reference else ():
         parts.append(f"### {title}\n\n{to_markdown(table)}")

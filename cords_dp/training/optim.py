@@ -19,20 +19,26 @@ from cords_dp.config.settings import AUTO
 from cords_dp.errors import ConfigError
 from cords_dp.planning import PrivacyPlan
 
-_LOGIT_NOISE = 2.5
 _TARGET_NOISE = 0.1  # of a regression's output, where targets lie in [−1, 1]
+_PROBABILITY_NOISE = 1.0  # of a classifier's logits, where clipping leaves its gradients much as they are
+_RANK_NOISE = 2.5  # of its logits, where nearly every gradient is clipped
+_CLEAR_SIGNAL = 40.0  # how far gradients have to stand out from the noise for the amount above
+_HARDLY_KEPT = 0.25  # of the longest gradient
 
 
 def planned_learning_rate(cfg: Mapping[str, Any], plan: PrivacyPlan, model: nn.Module) -> float:
     """Return the learning rate at which the noise of all steps adds up to a fixed amount in the model's outputs.
 
     T steps of noise σC/B move the weights by about η·σ·C·√T/(B·(1−μ)), and the outputs by that times the length of the
-    last layer's input. Few or nearly noiseless steps thus get a large rate and many noisy ones a small one. The amount
-    in the logits of a classifier, 2.5, was found on MNIST and CIFAR-10 and serves every strategy alike
-    (docs/results.md). That in the output of a regression, 0.1 where targets lie in [−1, 1], was chosen on made-up
-    tables by `benchmarks/regression_rates.py`: over 216 settings and three seeds R² is 0.041 below that of each
-    setting's best rate on average, 0.010 in the median, and other amounts miss more on average; a squared error
-    also needs `_stable_rate`. ``optimizer.lr_scale`` multiplies either.
+    last layer's input. Few or nearly noiseless steps thus get a large rate and many noisy ones a small one, but none at
+    which steps swing up. Where a classifier gives probabilities, the amount is 1 or less (`_probability_noise`)
+    and the rate is at most three quarters of the largest stable one, as a cross-entropy is curved by (length² + 1)/2
+    or less; all of it was chosen on made-up tables by `benchmarks/classifier_rates.py`. Where they only rank the
+    classes, the amount is 2.5, found on MNIST and CIFAR-10 (docs/results.md). That in the output of a regression, 0.1
+    where targets lie in [−1, 1], was chosen on made-up tables by `benchmarks/regression_rates.py`: over 216 settings
+    and three seeds R² is 0.041 below that of each setting's best rate on average, 0.010 in the median, and other
+    amounts miss more on average; its rate is at most half of the largest stable one. ``optimizer.lr_scale`` multiplies
+    the rate.
     """
     section, length = cfg["optimizer"], getattr(model, "input_norm", None)
     if length is None:
@@ -40,26 +46,55 @@ def planned_learning_rate(cfg: Mapping[str, Any], plan: PrivacyPlan, model: nn.M
         raise ConfigError("optimizer.lr", AUTO, f"works where the length of the model's inputs is known: {known}")
     if section["type"] != "sgd" or plan.noiseless:
         raise ConfigError("optimizer.lr", AUTO, "is a rule for private sgd; give a number")
-    regression, momentum = bool(cfg.get("is_reg")), section.get("momentum") or 0.0
-    per_unit = plan.sigma * plan.privacy.max_grad_norm * math.sqrt(plan.shape.steps) * float(length)
-    planned = (_TARGET_NOISE if regression else _LOGIT_NOISE) * plan.shape.batch_size * (1 - momentum) / per_unit
-    if regression:
-        planned = min(planned, _stable_rate(section, plan, float(length)))
-    return planned * (section.get("lr_scale") or 1.0)
+    length, momentum = float(length), section.get("momentum") or 0.0
+    if cfg.get("is_reg"):
+        amount, bound = _TARGET_NOISE, 0.5 * _swinging_rate(section, _squared_error_curvature(plan, length))
+    elif _gives_probabilities(plan, length):
+        amount, bound = _probability_noise(plan, model), 0.75 * _swinging_rate(section, (length**2 + 1) / 2)
+    else:
+        amount, bound = _RANK_NOISE, math.inf
+    per_unit = plan.sigma * plan.privacy.max_grad_norm * math.sqrt(plan.shape.steps) * length
+    planned = amount * plan.shape.batch_size * (1 - momentum) / per_unit
+    return min(planned, bound) * (section.get("lr_scale") or 1.0)
 
 
-def _stable_rate(section: Mapping[str, Any], plan: PrivacyPlan, length: float) -> float:
-    """Return half of the largest rate at which steps on a squared error do not swing up.
+def _gives_probabilities(plan: PrivacyPlan, length: float) -> bool:
+    """Return whether clipping leaves enough of a cross-entropy's gradients for outputs to be probabilities.
 
-    Its curvature λ in the weights and the bias of the last layer is at most 2·(length² + 1). Where gradients are
-    clipped to C, the loss rises no faster than C for every unit that the weights move, so that at errors of 0.1 (what
-    the noise makes up anyway) it is at most C·√(length² + 1)/0.1. Momentum μ swings up beyond 2·(1+μ)/λ, Nesterov's
-    beyond that over 1 + 2μ. A classifier needs no such bound: its gradients fade where it is right.
+    None is longer than √2·√(length² + 1). Where the clip norm keeps more than a quarter of that (tables), training is
+    a logistic regression. Where nearly every gradient is clipped to one length (features of length √dim and a clip norm
+    of 0.1), steps do not fade as predictions become right, outputs rank the classes, and accuracy is what counts.
     """
-    momentum, squared = section.get("momentum") or 0.0, length**2 + 1
+    longest = math.sqrt(2 * (length**2 + 1))
+    return plan.privacy.clipping != "automatic" and plan.privacy.max_grad_norm > _HARDLY_KEPT * longest
+
+
+def _probability_noise(plan: PrivacyPlan, model: nn.Module) -> float:
+    """Return the amount of noise in logits that are to be probabilities: 1, and less where it hides the gradients.
+
+    All gradients together move the weights by T·C at most and the noise in P weights by σC√(TP)/B. Where the one is
+    less than 40 times the other, √T·B/(σ√P) < 40, the amount shrinks with the square root of that ratio.
+    """
+    weights = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    signal = math.sqrt(plan.shape.steps / weights) * plan.shape.batch_size / plan.sigma
+    return _PROBABILITY_NOISE * min(1.0, math.sqrt(signal / _CLEAR_SIGNAL))
+
+
+def _squared_error_curvature(plan: PrivacyPlan, length: float) -> float:
+    """Return how much a squared error is curved in the weights and the bias of the last layer.
+
+    At most 2·(length² + 1). Where gradients are clipped to C, the loss rises no faster than C for every unit that the
+    weights move, so that at errors of 0.1 (what the noise makes up anyway) it is at most C·√(length² + 1)/0.1.
+    """
+    squared = length**2 + 1
     clipped = plan.privacy.max_grad_norm * math.sqrt(squared) / _TARGET_NOISE
-    curvature = clipped if plan.privacy.clipping == "automatic" else min(2 * squared, clipped)
-    return (1 + momentum) / curvature / (1 + 2 * momentum if section.get("nesterov") else 1.0)
+    return clipped if plan.privacy.clipping == "automatic" else min(2 * squared, clipped)
+
+
+def _swinging_rate(section: Mapping[str, Any], curvature: float) -> float:
+    """Return the rate beyond which steps with momentum μ swing up: 2·(1+μ)/λ, Nesterov's over 1 + 2μ."""
+    momentum = section.get("momentum") or 0.0
+    return 2 * (1 + momentum) / curvature / (1 + 2 * momentum if section.get("nesterov") else 1.0)
 
 
 def branch_rate_factor(plan: PrivacyPlan, chosen: int) -> float:

@@ -6,7 +6,6 @@ import json
 import logging
 import math
 import re
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +18,7 @@ from cords_dp import load_model
 from cords_dp.accounting import TRAINING_DATA, Ledger
 from cords_dp.config.keys import OPTIMIZERS
 from cords_dp.errors import ConfigError, ModelUnavailableError
+from cords_dp.models.heads import LinearHead
 from cords_dp.training.checkpoint import load_checkpoint
 from cords_dp.training.gradients.choose import Probe
 from cords_dp.training.optim import SCHEDULERS, planned_learning_rate
@@ -587,7 +587,7 @@ def test_the_report_says_what_a_secret_subset_rests_on(make_config, tmp_path):
 
 
 def test_a_scale_of_the_planned_rate(make_config):
-    plan, model = resolve(make_config("FullDP")).plan(1000, 100), SimpleNamespace(input_norm=2.0)
+    plan, model = resolve(make_config("FullDP")).plan(1000, 100), LinearHead(2, (3,), input_norm=2.0)
     section = {"type": "sgd", "lr": "auto"}
     planned = planned_learning_rate({"optimizer": section}, plan, model)
     assert planned_learning_rate({"optimizer": {**section, "lr_scale": 2.0}}, plan, model) == pytest.approx(2 * planned)
