@@ -9,7 +9,7 @@ from scipy import stats
 from torch import nn
 from torch.utils.data import Dataset
 
-from cords_dp.data.arrays import sequential_batches
+from cords_dp.extend import sequential_batches
 
 SCORES = {"auc": "AUC", "log_loss": "log loss", "calibration_error": "calibration error"}
 _BATCH, _BINS = 4096, 15
