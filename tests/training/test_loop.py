@@ -124,7 +124,7 @@ def test_what_only_the_loop_s_author_can_know_is_said_first(tmp_path):
 def test_docs_say_first_what_a_loop_must_not_do():
     section = (REPOSITORY / "docs/from-cords.md").read_text().split("\n## The loop\n")[1]
     page = (REPOSITORY / "docs/privacy.md").read_text()
-    own, uncovered = (page.split(f"\n## {title}\n")[1] for title in ("A loop of the user's own", "Not covered"))
+    own, uncovered = (page.split(f"\n## {title}\n")[1] for title in ("Custom training loops", "Not covered"))
     docstrings = [getattr(cords_dp, f"{kind}DataLoader").__doc__ for kind in KINDS]
     docstrings += [PrivateLoader.__doc__, sys.modules[PrivateLoader.__module__].__doc__]
     for text in (section, own, uncovered, *docstrings):
