@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cords_dp.errors import ConfigError, MechanismError
+from cords_dp.errors import ConfigError, DataError, MechanismError
 
 if TYPE_CHECKING:
     from cords_dp.data.half_rows import HalfRows
@@ -93,6 +93,10 @@ class Store(ABC):
     def origins(self, rows: np.ndarray) -> list[Origin]:
         """List where the records of these rows come from, for `handed_over.refuse_shared_records`."""
         return [Origin(self, rows)]
+
+    def category_codes(self, column: str) -> tuple[np.ndarray, tuple[str, ...]]:
+        """The code of every record of the store in a categorical column of a table, and the categories."""
+        raise DataError("only the records of a table have columns")
 
     def identifiers(self, column: str) -> list[Any]:
         """The values of a column of the file that the records were read from."""
@@ -170,6 +174,9 @@ class StoreAround(Store):
 
     def origins(self, rows: np.ndarray) -> list[Origin]:
         return self.source.origins(rows)
+
+    def category_codes(self, column: str) -> tuple[np.ndarray, tuple[str, ...]]:
+        return self.source.category_codes(column)
 
     def innermost(self) -> Store:
         return self.source.innermost()
@@ -277,6 +284,11 @@ class ArrayStore(LabelledStore):
 
 
 def memory_of(x: Tensor, rows: np.ndarray) -> tuple[np.ndarray, int]:
-    """Where rows of a tensor begin in memory, and how long each is."""
-    stride, size = (x.stride(0) if x.dim() else 1) * x.element_size(), x[:1].numel() * x.element_size()
-    return x.data_ptr() + rows * stride, size
+    """Where rows of a tensor begin in memory, and how far each reaches.
+
+    That is to the next one at least: between rows that lie apart are other columns of the same records, or records that
+    nobody can tell from them.
+    """
+    steps = zip(x.shape[1:], x.stride()[1:], strict=True)
+    reach = max(x.stride(0), 1 + sum((size - 1) * stride for size, stride in steps)) if x.numel() else 0
+    return x.data_ptr() + rows * x.stride(0) * x.element_size(), reach * x.element_size()

@@ -375,7 +375,8 @@ _LOOP = f"    for _ in range(steps):\n        {_DRAWN}\n"
 _HANDED_OVER = [
     _mutant(
         "unreadable-record-ends-the-run", "a record that cannot be read ends the run, with its reader's words",
-        ("        except Exception:  # what it says might tell what is in a record\n            return None\n",
+        ("        except (Exception, SystemExit, GeneratorExit):  # what it says might tell what is in a record\n"
+         "            return None\n",
          "        except ZeroDivisionError:\n            return None\n"),
         BAD_DATA + "test_a_record_that_cannot_be_read_does_not_end_a_run",
     ),
@@ -414,6 +415,11 @@ _HANDED_OVER = [
     _mutant(
         "shared-memory", "tensors of D and of V that lie in the same memory are taken for sets apart",
         ("    return bool((first < last).any())  #", "    return False  #"),
+        BAD_DATA + "test_sets_that_share_records_are_refused",
+    ),
+    _mutant(
+        "shared-columns", "columns of the same records in D and in V are taken for sets apart",
+        ("reach = max(x.stride(0), 1 + sum(", "reach = max(1, 1 + sum("),
         BAD_DATA + "test_sets_that_share_records_are_refused",
     ),
     _mutant(
