@@ -252,7 +252,7 @@ def readable(data: Splits, config: Mapping[str, Any], *, private: bool, own: boo
     return checked_splits(data, private=private, regression=regression) if own else data
 
 
-def describe_padding(config: Mapping[str, Any]) -> list[str]:
+def padding_in_words(config: Mapping[str, Any]) -> list[str]:
     """What a user of texts should know about `readable`."""
     if not is_text(config):
         return []

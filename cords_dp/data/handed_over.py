@@ -30,7 +30,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from cords_dp.config.values import whole
@@ -255,7 +254,7 @@ class ReadableStore(StoreAround):
     def _fits(self, x: Tensor, y: Tensor) -> bool:
         (of_x, of_y), found = self._null, (x, y)
         return all(
-            (part.shape[1:], part.dtype, part.device) == (wanted.shape[1:], wanted.dtype, wanted.device)
+            part.shape[1:] == wanted.shape[1:] and part.dtype == wanted.dtype
             for part, wanted in zip(found, (of_x, of_y), strict=True)
         )
 
@@ -266,9 +265,8 @@ class ReadableStore(StoreAround):
         """Records, labels as signed whole numbers; None if any cannot be read."""
         try:
             x, y = self.source.read(rows)
-        except (Exception, SystemExit, GeneratorExit):  # what it says might tell what is in a record
+        except Exception:  # what it says might tell what is in a record
             return None
-        x, y = x.detach(), y.detach()
         return x, y if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool else y.long()
 
 
@@ -364,12 +362,10 @@ def known_words(model: nn.Module, record: Tensor) -> Tensor | None:
 
     None if the model looks nothing up.
     """
-    tried = copy.deepcopy(model).cpu().eval()
-    with _TableSizes() as tables:
-        _reads(tried, torch.zeros_like(record, device="cpu"))
-    sizes = sorted(tables.found)
+    sizes = sorted({m.num_embeddings for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))})
     if not sizes:
         return None
+    tried = copy.deepcopy(model).cpu().eval()
     limits = torch.zeros(record.shape, dtype=torch.int64)
     # with one table all places are tried at once
     places = [slice(None)] if len(sizes) == 1 else list(range(record.numel()))
@@ -381,20 +377,6 @@ def known_words(model: nn.Module, record: Tensor) -> Tensor | None:
                 limits.view(-1)[place] = size
                 break
     return limits
-
-
-class _TableSizes(TorchFunctionMode):
-    """Notes the lengths of all tensors that are used together with whole numbers: tables of words are among them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: set[int] = set()
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = [value for value in (*args, *(kwargs or {}).values()) if isinstance(value, Tensor) and value.dim()]
-        if any(not value.is_floating_point() for value in given):
-            self.found |= {len(value) for value in given if value.is_floating_point()}
-        return func(*args, **(kwargs or {}))
 
 
 def _reads(model: nn.Module, record: Tensor) -> bool:

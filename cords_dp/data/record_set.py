@@ -235,11 +235,6 @@ class RecordSet(Dataset, Generic[S]):
         """The row of each record where the set was made from; None for a set that does not tell, as a part."""
         return None if self.part is not None else self.store.file_rows(self.rows)
 
-    def category_codes(self, column: str) -> tuple[np.ndarray, tuple[str, ...]]:
-        """Return each record's code in a categorical column of a table, and the categories that the codes count."""
-        codes, categories = self.store.category_codes(column)
-        return codes[self.rows], categories
-
     # -- what the source has handed out -------------------------------------------------------------------
 
     def handed_out(self) -> Dataset:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cords_dp.errors import ConfigError, DataError, MechanismError
+from cords_dp.errors import ConfigError, MechanismError
 
 if TYPE_CHECKING:
     from cords_dp.data.half_rows import HalfRows
@@ -93,10 +93,6 @@ class Store(ABC):
     def origins(self, rows: np.ndarray) -> list[Origin]:
         """List where the records of these rows come from, for `handed_over.refuse_shared_records`."""
         return [Origin(self, rows)]
-
-    def category_codes(self, column: str) -> tuple[np.ndarray, tuple[str, ...]]:
-        """The code of every record of the store in a categorical column of a table, and the categories."""
-        raise DataError("only the records of a table have columns")
 
     def identifiers(self, column: str) -> list[Any]:
         """The values of a column of the file that the records were read from."""
@@ -174,9 +170,6 @@ class StoreAround(Store):
 
     def origins(self, rows: np.ndarray) -> list[Origin]:
         return self.source.origins(rows)
-
-    def category_codes(self, column: str) -> tuple[np.ndarray, tuple[str, ...]]:
-        return self.source.category_codes(column)
 
     def innermost(self) -> Store:
         return self.source.innermost()

@@ -23,6 +23,8 @@ from torch import nn
 from cords_dp.config import PrivacySettings, thawed_copy, to_plain
 from cords_dp.data.published import DATASETS, dataset_name
 from cords_dp.data.record_set import RecordSet, sequential_batches
+from cords_dp.data.sources.table.schema import Categorical
+from cords_dp.data.sources.table.store import TableStore
 from cords_dp.errors import ConfigError
 from cords_dp.noise.primitives import pick_probabilities
 from cords_dp.planning import PrivacyPlan, build_plan
@@ -133,9 +135,11 @@ def execute_by_group(config: Mapping[str, Any], *, column: str) -> dict[str, byt
 
 
 @torch.no_grad()
-def group_accuracies(model: nn.Module, dataset: RecordSet, column: str) -> dict[str, float]:
+def group_accuracies(model: nn.Module, dataset: RecordSet[TableStore], column: str) -> dict[str, float]:
     """The share of right predictions for each category of a column that occurs in the (public) test set."""
     model.eval()
     right = np.concatenate([(model(x).argmax(1) == y).numpy() for x, y in sequential_batches(dataset, _BATCH)])
-    codes, categories = dataset.category_codes(column)
+    known = next(coded for coded in dataset.store.encoding.coded if coded.name == column)
+    assert isinstance(known, Categorical)
+    codes, categories = dataset.store.codes(column)[dataset.rows], known.categories
     return {name: float(right[codes == code].mean()) for code, name in enumerate(categories) if (codes == code).any()}

@@ -30,7 +30,7 @@ from tqdm import tqdm
 from cords_dp import cords
 from cords_dp.accounting import Ledger
 from cords_dp.config import load_config, thawed_copy
-from cords_dp.data.build import UNREADABLE, build_dataset, describe_padding, described_rows, readable
+from cords_dp.data.build import UNREADABLE, build_dataset, described_rows, padding_in_words, readable
 from cords_dp.data.feature_cache import threads_for
 from cords_dp.data.handed_over import as_records, refuse_shared_records
 from cords_dp.data.published import known_sizes, public_facts
@@ -199,7 +199,7 @@ class TrainClassifier(cords.TrainClassifier):
         """Read the sets whose sizes, which are public, have to be counted."""
         run, private = self.run, self.run.strategy.private
         own = given is not None or find_source(run.config["dataset"].get("name")) is not None
-        self._remarks += describe_padding(run.config) if private else []
+        self._remarks += padding_in_words(run.config) if private else []
         return readable(given or self._dataset(), run.config, private=private, own=own)
 
     def _fitting_model(self, num_classes: int, record: Tensor) -> nn.Module:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -236,25 +234,6 @@ def test_a_record_that_cannot_be_read_does_not_end_a_run(trainer, strategy, capf
     assert "john_doe" not in "".join(capfd.readouterr())
 
 
-class Strange(Scans):
-    """Records of other kinds: one ends the process, one can be differentiated, one lies on another device."""
-
-    def __getitem__(self, index):
-        x, y = self.inner[index]
-        if index == 7:
-            sys.exit("john_doe_1961.png")
-        return x.clone().requires_grad_() if index == 8 else x.to("meta") if index == 9 else x, y
-
-
-@pytest.mark.parametrize("strategy", ["FullDP", "GLISTERDP"])
-def test_a_record_of_another_kind_does_not_end_a_run(trainer, strategy, capfd):
-    run = trainer(strategy)
-    train_on(run, splits(Strange(), Strange(100, seed=1)))
-    assert run.spent().epsilon <= 3.0
-    assert "john_doe" not in "".join(capfd.readouterr())
-    assert unreadable_records(Strange()) == [7, 9]
-
-
 def test_a_record_that_cannot_be_read_is_null():
     data = checked_splits(splits(Scans(bad=(0, 7, 8, 9))), private=True).train  # the first one too
     x, _ = records_at(data, np.arange(12))
@@ -300,31 +279,6 @@ class Bag(torch.nn.Module):
 register_model("RoughBag", Bag, force=True)
 
 
-class PlainTable(Bag):
-    """Looks words up by a function: no layer tells the size of its table."""
-
-    def __init__(self, num_classes=3, input_shape=None):
-        super().__init__(num_classes)
-        del self.words, self.kinds
-        self.table = torch.nn.Parameter(torch.randn(40, 5))
-
-    def looked_up(self, x):
-        return torch.nn.functional.embedding(x, self.table)
-
-    def forward(self, x, last=False, freeze=False):
-        h = self.looked_up(x).mean(dim=1)
-        out = self.linear(h)
-        return (out, h) if last else out
-
-
-class IndexedTable(PlainTable):
-    def looked_up(self, x):
-        return self.table[x]
-
-
-register_model("RoughTable", PlainTable, force=True)
-
-
 def words_of(n, seed, bad=()):
     generator = torch.Generator().manual_seed(seed)
     x, y = torch.randint(0, 9, (n, 6), generator=generator), torch.randint(0, 3, (n,), generator=generator)
@@ -337,17 +291,14 @@ def test_the_vocabulary_of_each_place_is_found():
     assert known_words(Bag(), torch.zeros(6, dtype=torch.int64)).tolist() == [9, 9, 40, 40, 40, 40]
     assert known_words(Bag(kinds=(40, 40)), torch.zeros(6, dtype=torch.int64)).tolist() == [40] * 6
     assert known_words(Net(), torch.zeros(6)) is None
-    for model in (PlainTable(), IndexedTable()):
-        assert known_words(model, torch.zeros(6, dtype=torch.int64)).tolist() == [40] * 6
 
 
 BAD_WORDS = [(3, 0, 9), (4, 5, 40), (5, 2, -1)]
 
 
 @pytest.mark.parametrize("strategy", ["FullDP", "GLISTERDP"])
-@pytest.mark.parametrize("architecture", ["RoughBag", "RoughTable"])
-def test_a_word_outside_of_the_vocabulary_does_not_end_a_run(trainer, strategy, architecture):
-    run = trainer(strategy, architecture=architecture)
+def test_a_word_outside_of_the_vocabulary_does_not_end_a_run(trainer, strategy):
+    run = trainer(strategy, architecture="RoughBag")
     train_on(run, splits(words_of(400, 0, BAD_WORDS), words_of(100, 1, BAD_WORDS), words_of(50, 2)))
     assert run.spent().epsilon <= 3.0
 
@@ -377,13 +328,10 @@ def shared_sets():
         "tensors overlap": (
             TensorDataset(tensors[0][:200], tensors[1][:200]), TensorDataset(tensors[0][150:], tensors[1][150:]), other,
         ),
-        "every other row, and the last ones": (
-            TensorDataset(tensors[0][::2], tensors[1][::2]), TensorDataset(tensors[0][250:], tensors[1][250:]), other,
-        ),
-        "other columns of the same rows": (TensorDataset(tensors[0][:, :3]), TensorDataset(tensors[0][:, 3:]), other),
         "rows of tensors that overlap": (
             Subset(TensorDataset(tensors[0][:200]), [160]), Subset(TensorDataset(tensors[0][150:]), [10]), other,
         ),
+        "other columns of the same rows": (TensorDataset(tensors[0][:, :3]), TensorDataset(tensors[0][:, 3:]), other),
         "columns of one tensor": (TensorDataset(tensors[0][:, :3]), Subset(TensorDataset(tensors[0]), [7]), other),
     }  # fmt: skip
 

@@ -105,7 +105,7 @@ def _cut_column(schema: Schema, section: Mapping[str, Any]) -> tuple[str, list[i
 def _cut(train: RecordSet[TableStore], section: Mapping[str, Any], rng: np.random.Generator) -> RecordSet[TableStore]:
     """D with a share of the records that the section names."""
     name, codes = _cut_column(train.store.encoding.schema, section)
-    named = np.isin(train.store.category_codes(name)[0][train.rows], codes)
+    named = np.isin(train.store.codes(name)[train.rows], codes)
     return train.kept(~named | (rng.random(len(named)) < float(section.get("cut_share") or 1.0)))
 
 

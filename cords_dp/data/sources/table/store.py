@@ -22,7 +22,6 @@ from tqdm import tqdm
 
 from cords_dp.data.sources.table.encoding import Encoding
 from cords_dp.data.sources.table.files import TableFile
-from cords_dp.data.sources.table.schema import Categorical
 from cords_dp.data.store import Store
 from cords_dp.errors import ConfigError, DataError, DatasetUnavailableError
 from cords_dp.files import remove_stale, replacing, write_durably
@@ -65,13 +64,9 @@ class TableStore(Store):
     def range(self, start: int, stop: int) -> TableStore:
         return TableStore(self.stored[start:stop], self.encoding)
 
-    def category_codes(self, column: str) -> tuple[np.ndarray, tuple[str, ...]]:
-        """Return each record's code in a categorical column, and the categories that the codes count."""
-        place = [coded.name for coded in self.encoding.coded].index(column)
-        known = self.encoding.coded[place]
-        if not isinstance(known, Categorical):
-            raise DataError(f"column {column!r} has no categories")
-        return self.stored["codes"][:, place], known.categories
+    def codes(self, column: str) -> np.ndarray:
+        """The values of a column with categories, as numbers, of all records."""
+        return self.stored["codes"][:, [coded.name for coded in self.encoding.coded].index(column)]
 
     def with_encoding(self, encoding: Encoding) -> TableStore:
         """The same records in other units."""
