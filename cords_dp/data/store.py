@@ -277,6 +277,11 @@ class ArrayStore(LabelledStore):
 
 
 def memory_of(x: Tensor, rows: np.ndarray) -> tuple[np.ndarray, int]:
-    """Where rows of a tensor begin in memory, and how long each is."""
-    stride, size = (x.stride(0) if x.dim() else 1) * x.element_size(), x[:1].numel() * x.element_size()
-    return x.data_ptr() + rows * stride, size
+    """Where rows of a tensor begin in memory, and how far each reaches.
+
+    That is to the next one at least: between rows that lie apart are other columns of the same records, or records that
+    nobody can tell from them.
+    """
+    steps = zip(x.shape[1:], x.stride()[1:], strict=True)
+    reach = max(x.stride(0), 1 + sum((size - 1) * stride for size, stride in steps)) if x.numel() else 0
+    return x.data_ptr() + rows * x.stride(0) * x.element_size(), reach * x.element_size()

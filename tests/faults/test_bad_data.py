@@ -381,6 +381,7 @@ def shared_sets():
         "rows of tensors that overlap": (
             Subset(TensorDataset(tensors[0][:200]), [160]), Subset(TensorDataset(tensors[0][150:]), [10]), other,
         ),
+        "other columns of the same rows": (TensorDataset(tensors[0][:, :3]), TensorDataset(tensors[0][:, 3:]), other),
         "columns of one tensor": (TensorDataset(tensors[0][:, :3]), Subset(TensorDataset(tensors[0]), [7]), other),
     }  # fmt: skip
 

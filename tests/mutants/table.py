@@ -469,6 +469,11 @@ _HANDED_OVER = [
         BAD_DATA + "test_sets_that_share_records_are_refused",
     ),
     _mutant(
+        "shared-columns", "columns of the same records in D and in V are taken for sets apart",
+        ("reach = max(x.stride(0), 1 + sum(", "reach = max(1, 1 + sum("),
+        BAD_DATA + "test_sets_that_share_records_are_refused",
+    ),
+    _mutant(
         "labels-beyond-the-classes", "a record whose label is no class counts as one of class 0",
         ("        known = (y >= 0) & (y < self.count)\n", "        known = y >= -1\n"),
         RECORD_SET + "test_labels_are_those_of_the_records_and_impossible_ones_do_no_harm",
