@@ -3,8 +3,8 @@
 A linear head on stored features does two things with a batch: a product with the weights and a weighted sum of rows.
 Both are bounded by how fast memory can be read. Libraries gather the rows, convert them, measure their lengths and
 multiply, each time through memory; here a piece of a row is converted in the nearest cache and used at once. That is
-three times as fast as `HalfRows.products_by_torch` and twice as fast as `weighted_sum_by_torch`, which serve where
-numba is missing.
+two to five times as fast as `HalfRows.products_by_torch` and `weighted_sum_by_torch`, which serve where numba is
+missing.
 
 Formal guarantee: the length that is given for a row is never less than the length of the stored numbers, and at most
 0.002 % more: half-precision numbers and their squares are exact in float32, sums of 512 of them err by 512 · 2⁻²⁴ at
@@ -32,7 +32,7 @@ from torch import Tensor
 
 try:
     from numba import njit
-except ImportError:  # the versions by torch serve, at a third of the speed
+except ImportError:  # the versions by torch serve, several times slower
     njit = None  # type: ignore[assignment]
 
 _COLUMNS = 512  # of the weights of ten classes, as many as the nearest cache holds
