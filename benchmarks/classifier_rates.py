@@ -242,10 +242,10 @@ def main() -> None:
     print(told("of the package, breast cancer", of_the_package, table[TABLES:]))
     print(told("2.5 alone, breast cancer", by_amount(1.0, 2.5, 0, math.inf), table[TABLES:]))
     amounts, clears, bounds = (0.5, 0.7, 1.0, 1.4, 2.0), (0, 20, 40, 80), (0.5, 0.75, 1.0, 1.5, math.inf)
-    lines = [((clip, 1.0, 40, 0.75)) for clip in CLIPS]
-    lines += [(1.4, amount, 40, 0.75) for amount in amounts]
+    lines = [(clip, 1.0, 0, 0.75) for clip in CLIPS]
+    lines += [(1.4, amount, 0, 0.75) for amount in amounts]
     lines += [(1.4, 1.0, clear, 0.75) for clear in clears]
-    lines += [(1.4, 1.0, 40, bound) for bound in bounds]
+    lines += [(1.4, 1.0, 0, bound) for bound in bounds]
     for clip, amount, clear, bound in dict.fromkeys(lines):
         print(told(f"clip {clip}, {amount}, clear {clear}, × {bound}", by_amount(clip, amount, clear, bound), table))
     _, *found = max(

@@ -22,7 +22,6 @@ from cords_dp.planning import PrivacyPlan
 _TARGET_NOISE = 0.1  # of a regression's output, where targets lie in [−1, 1]
 _PROBABILITY_NOISE = 1.0  # of a classifier's logits, where clipping leaves its gradients much as they are
 _RANK_NOISE = 2.5  # of its logits, where nearly every gradient is clipped
-_CLEAR_SIGNAL = 40.0  # how far gradients have to stand out from the noise for the amount above
 _HARDLY_KEPT = 0.25  # of the longest gradient
 
 
@@ -31,14 +30,13 @@ def planned_learning_rate(cfg: Mapping[str, Any], plan: PrivacyPlan, model: nn.M
 
     T steps of noise σC/B move the weights by about η·σ·C·√T/(B·(1−μ)), and the outputs by that times the length of the
     last layer's input. Few or nearly noiseless steps thus get a large rate and many noisy ones a small one, but none at
-    which steps swing up. Where a classifier gives probabilities, the amount is 1 or less (`_probability_noise`)
-    and the rate is at most three quarters of the largest stable one, as a cross-entropy is curved by (length² + 1)/2
-    or less; all of it was chosen on made-up tables by `benchmarks/classifier_rates.py`. Where they only rank the
-    classes, the amount is 2.5, found on MNIST and CIFAR-10 (docs/results.md). That in the output of a regression, 0.1
-    where targets lie in [−1, 1], was chosen on made-up tables by `benchmarks/regression_rates.py`: over 216 settings
-    and three seeds R² is 0.041 below that of each setting's best rate on average, 0.010 in the median, and other
-    amounts miss more on average; its rate is at most half of the largest stable one. ``optimizer.lr_scale`` multiplies
-    the rate.
+    which steps swing up. Where a classifier gives probabilities (`_gives_probabilities`), the amount is 1 and the rate
+    at most three quarters of the largest stable one, as a cross-entropy is curved by (length² + 1)/2 or less; both were
+    chosen by `benchmarks/classifier_rates.py`. Where its outputs only rank the classes, the amount is 2.5, found on
+    MNIST and CIFAR-10 (docs/results.md). That in the output of a regression, 0.1 where targets lie in [−1, 1], was
+    chosen on made-up tables by `benchmarks/regression_rates.py`: over 216 settings and three seeds R² is 0.041 below
+    that of each setting's best rate on average, 0.010 in the median, and other amounts miss more on average; its rate
+    is at most half of the largest stable one. ``optimizer.lr_scale`` multiplies the rate.
     """
     section, length = cfg["optimizer"], getattr(model, "input_norm", None)
     if length is None:
@@ -50,7 +48,7 @@ def planned_learning_rate(cfg: Mapping[str, Any], plan: PrivacyPlan, model: nn.M
     if cfg.get("is_reg"):
         amount, bound = _TARGET_NOISE, 0.5 * _swinging_rate(section, _squared_error_curvature(plan, length))
     elif _gives_probabilities(plan, length):
-        amount, bound = _probability_noise(plan, model), 0.75 * _swinging_rate(section, (length**2 + 1) / 2)
+        amount, bound = _PROBABILITY_NOISE, 0.75 * _swinging_rate(section, (length**2 + 1) / 2)
     else:
         amount, bound = _RANK_NOISE, math.inf
     per_unit = plan.sigma * plan.privacy.max_grad_norm * math.sqrt(plan.shape.steps) * length
@@ -67,17 +65,6 @@ def _gives_probabilities(plan: PrivacyPlan, length: float) -> bool:
     """
     longest = math.sqrt(2 * (length**2 + 1))
     return plan.privacy.clipping != "automatic" and plan.privacy.max_grad_norm > _HARDLY_KEPT * longest
-
-
-def _probability_noise(plan: PrivacyPlan, model: nn.Module) -> float:
-    """Return the amount of noise in logits that are to be probabilities: 1, and less where it hides the gradients.
-
-    All gradients together move the weights by T·C at most and the noise in P weights by σC√(TP)/B. Where the one is
-    less than 40 times the other, √T·B/(σ√P) < 40, the amount shrinks with the square root of that ratio.
-    """
-    weights = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    signal = math.sqrt(plan.shape.steps / weights) * plan.shape.batch_size / plan.sigma
-    return _PROBABILITY_NOISE * min(1.0, math.sqrt(signal / _CLEAR_SIGNAL))
 
 
 def _squared_error_curvature(plan: PrivacyPlan, length: float) -> float:

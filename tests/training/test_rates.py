@@ -42,11 +42,12 @@ def test_no_budget_makes_the_steps_of_a_logistic_regression_swing():
     assert rate_of(head(), 50, max_grad_norm=1.4, sgd={"lr_scale": 3.0}) == pytest.approx(3 * 0.75 * 3.8)
 
 
-def test_a_rate_is_smaller_where_noise_hides_the_gradients():
-    """A thousand times the weights: √T·B/(σ√P) falls below 40, and the amount of noise with its square root."""
-    few, many, more = (rate_of(head(columns), 0.5, max_grad_norm=1.4) for columns in (50, 50_000, 800_000))
-    assert many < 0.5 * few
-    assert more == pytest.approx(many / 2, rel=1e-3)
+def test_the_noise_of_all_steps_adds_up_to_1_in_the_logits():
+    """Where no step could swing: whatever ε, the number of classes and of columns."""
+    for epsilon, model in ((0.1, head()), (0.3, head()), (0.3, head(300, 20))):
+        plan = make_plan("FullDP", epsilon=epsilon, epochs=20, n=20_000, n_validation=2_000, max_grad_norm=1.4)
+        noise = rate_of(model, epsilon, max_grad_norm=1.4) * plan.sigma * 1.4 * plan.shape.steps**0.5
+        assert noise / plan.shape.batch_size / 0.1 == pytest.approx(1.0)
 
 
 def test_clipped_features_are_ranked_as_before():
