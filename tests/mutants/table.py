@@ -420,12 +420,6 @@ _HANDED_OVER = [
         BAD_DATA + "test_a_record_of_another_kind_does_not_end_a_run",
     ),
     _mutant(
-        "shared-rows-of-a-strided-tensor", "rows that lie apart in memory are taken for a shorter tensor",
-        ("return 1 + sum((size - 1) * stride for size, stride in steps) if values.numel() else 0",
-         "return values.numel() if steps else 0"),
-        BAD_DATA + "test_sets_that_share_records_are_refused",
-    ),
-    _mutant(
         "tables-of-functions-are-not-seen", "a word outside of a table without a layer ends the run",
         ("            self.found |= {len(value) for value in given if value.is_floating_point()}\n",
          "            pass\n"),
@@ -517,7 +511,7 @@ _REGISTERED = [
     ),
     _mutant(
         "pool-not-rebuilt", "a pool that skips its checks is believed",
-        ("    pool = Pool(pool.indices, pool.weights, pool.chances, pool.branch, pool.levels, bool(pool.own))\n", ""),
+        ("    pool = Pool(**{f.name: getattr(pool, f.name) for f in fields(Pool)})\n", ""),
         "training/test_strategies.py::test_a_pool_that_has_passed_no_check_is_checked_at_the_door",
     ),
     _mutant(
@@ -811,8 +805,8 @@ _SELECTION = [
     ),
     _mutant(
         "match-fills-by-exact-scores", "how many records stay is set from exact scores, not from the noisy counts",
-        ("counts, scores = score_histogram(tails, noise=noise)",
-         "counts, scores = np.ones(n), self.scores(direction)"),
+        ("counts, places = score_histogram(tails, noise=noise)",
+         "counts, places = np.ones(n), self.scores(direction)"),
         REPLAY + "test_equal_releases_give_everyone_else_the_same_place[match]",
     ),
     _mutant(
@@ -1346,7 +1340,7 @@ _LOOPS = [
     ),
     _mutant(
         "loop-writes-into-the-batch", "what a loop writes into its batch enters the step",
-        ("yield batch[0].clone(), batch[1].clone(), batch[2].clone()", "yield batch"),
+        ("yield drawn.x.clone(), drawn.y.clone(), drawn.weights.clone()", "yield drawn.x, drawn.y, drawn.weights"),
         LOOP + "test_a_step_is_the_engine_s_on_the_drawn_batch_with_the_plan_s_noise",
     ),
     _mutant(
