@@ -228,7 +228,7 @@ def test_no_two_rooms_use_each_other():
 
 def test_tests_mirror_the_rooms():
     """Beside the rooms there are tests of the whole: in several processes, replayed, handled roughly, and of bugs."""
-    of_the_whole = {"distributed", "mutants", "replay", "rough"}
+    of_the_whole = {"distributed", "faults", "mutants", "replay"}
     folders = {path.name for path in (REPOSITORY / "tests").iterdir() if list(path.glob("*.py"))}
     assert folders == of_the_whole | {room for room in rooms() if (REPOSITORY / "cords_dp" / room).is_dir()}
 

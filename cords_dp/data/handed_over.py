@@ -367,7 +367,8 @@ def known_words(model: nn.Module, record: Tensor) -> Tensor | None:
     tried = copy.deepcopy(model).cpu().eval()
     with _TableSizes() as tables:
         _reads(tried, torch.zeros_like(record, device="cpu"))
-    sizes = sorted(tables.found)
+    highest = torch.iinfo(record.dtype).max  # of bytes every one may be a word of a longer table
+    sizes = sorted(size for size in tables.found if size <= highest)
     if not sizes:
         return None
     limits = torch.zeros(record.shape, dtype=torch.int64)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from cords_dp.data.record_set import RecordSet
-from cords_dp.models.private import refuse_changes, state_of
+from cords_dp.models.unchanged import refuse_changes, state_of
 from cords_dp.planning.plan import PrivacyPlan
 from cords_dp.selection.last_layer import LastLayer, last_layer
 from cords_dp.selection.pool import Pool

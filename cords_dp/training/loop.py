@@ -48,7 +48,8 @@ from cords_dp.data.handed_over import checked_splits, refuse_shared_records
 from cords_dp.data.record_set import Splits
 from cords_dp.errors import BudgetExceededError, ConfigError, MechanismError
 from cords_dp.models.build import check_input
-from cords_dp.models.private import make_private_ready, refuse_changes, state_of
+from cords_dp.models.private import make_private_ready
+from cords_dp.models.unchanged import refuse_changes, state_of
 from cords_dp.planning import Cost, PrivacyPlan
 from cords_dp.planning.statement import privacy_report, write_statement
 from cords_dp.processes import current_world

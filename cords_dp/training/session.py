@@ -352,7 +352,7 @@ class PrivateSession(Session):
         self.engine = self._engine(self.model if stepped is None else stepped)
 
     def _with_likelihood(self, loss: nn.Module) -> nn.Module:
-        """The loss that steps minimise: it can take over how D's labels came about where it is the plain one."""
+        """Return the loss that steps minimise: the plain one can take over how D's labels came about."""
         plain = type(loss) is nn.CrossEntropyLoss and loss.weight is None and not loss.label_smoothing
         selects = self.plan.mechanism is not None
         return LikelihoodLoss(self.data.num_classes) if plain and selects else loss

@@ -51,7 +51,7 @@ from torch.optim import Optimizer
 
 from cords_dp.accounting import TRAINING_DATA, Ledger
 from cords_dp.errors import MechanismError, UnsupportedModelError
-from cords_dp.models.private import refuse_changes, state_of
+from cords_dp.models.unchanged import refuse_changes, state_of
 from cords_dp.noise.clipping import rounding_slack, sum_slack
 from cords_dp.noise.generators import Noise, Shape
 from cords_dp.planning import EpochPlan, PrivacyPlan

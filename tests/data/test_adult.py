@@ -79,7 +79,7 @@ def test_few_women_are_few_in_d_alone(files):
     cut = build_dataset(cut_config(), np.random.default_rng(0))
 
     def women(part):
-        return (part.store.codes("sex")[part.rows] == 0).mean()
+        return (part.store.category_codes("sex")[0][part.rows] == 0).mean()
 
     assert women(cut.train) < 0.1 < 0.25 < women(whole.train)
     assert (cut.validation.rows == whole.validation.rows).all()

@@ -424,7 +424,7 @@ class Capped(Net):
 
 def test_a_forward_pass_of_the_loop_in_which_weights_change_is_refused():
     train = data_of(400, 0)
-    train.x[7] = 100.0
+    train.store.x[7] = 100.0
     loader = loader_of("FullDP", train=train, batch_size=400)
     model, optimizer = private(loader, Capped())
     with pytest.raises(UnsupportedModelError, match="changes its own weights"):

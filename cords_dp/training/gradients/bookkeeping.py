@@ -327,7 +327,7 @@ class _Ruled(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, token: Tensor, book: Book, layer: nn.Module, computed: tuple[Tensor, Tensor]
     ) -> Tensor:
-        """``computed``: the layer's own input and output. In a tuple, autograd does not follow them."""
+        """Take ``computed``, the layer's own input and output: in a tuple, autograd does not follow them."""
         ctx.book, ctx.layer, ctx.computed = book, layer, computed
         ctx.save_for_backward(x)
         return computed[1].detach().clone()

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from cords_dp.errors import UnsupportedModelError
-from cords_dp.models.private import refuse_changes, state_of
+from cords_dp.models.unchanged import refuse_changes, state_of
 from cords_dp.noise.clipping import rounding_slack
 from cords_dp.training.gradients.mode import (
     Clipping,
