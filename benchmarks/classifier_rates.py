@@ -4,7 +4,12 @@ Made-up tables of 5 to 200 columns (numbers, bins, categories) with 2,000 to 50,
 of each or some of them rare, whose classes follow from sums or from products of columns, and scikit-learn's breast
 cancer set; ε = 0.5, 1, 3, 8; 5 and 20 epochs by the plan of a run, with the defaults of `config_for` (momentum 0.9,
 weights averaged). DP-SGD on a linear model is simulated at thirteen rates and three clip norms, and rules are compared
-by the log loss on other records: which part of the log loss of always saying the base rate they save.
+by the log loss on other records, as a part of that of always saying the base rate.
+
+Of 300 rules the one with the least log loss on average clips at 1.4, has noise of 1 in the logits and a rate of three
+quarters of the largest stable one at most: 0.040 above the best rate and clip norm of each setting, 0.017 in the
+median, never growing with ε by more than 0.004. The rule before (2.5 in the logits, clip norm 1, no bound) misses
+0.466 (counted up to 1), but is right more often on the breast cancer set, 93.2 % against 90.6 %.
 
     python benchmarks/classifier_rates.py     (ten minutes)
 """
