@@ -367,10 +367,10 @@ def known_words(model: nn.Module, record: Tensor) -> Tensor | None:
     tried = copy.deepcopy(model).cpu().eval()
     with _TableSizes() as tables:
         _reads(tried, torch.zeros_like(record, device="cpu"))
-    highest = torch.iinfo(record.dtype).max  # of bytes every one may be a word of a longer table
-    sizes = sorted(size for size in tables.found if size <= highest)
-    if not sizes:
+    if not tables.found or record.is_floating_point():
         return None
+    highest = torch.iinfo(record.dtype).max  # a byte cannot lie outside of a longer table
+    sizes = sorted(size for size in tables.found if size <= highest)
     limits = torch.zeros(record.shape, dtype=torch.int64)
     # with one table all places are tried at once
     places = [slice(None)] if len(sizes) == 1 else list(range(record.numel()))

@@ -14,10 +14,10 @@ nothing. An empty batch still takes a step and adds noise. Noise is float64 from
 Rounding: norms and sums are float64. Without a record the sum, as it is in memory before its noise, is at most C away:
 the record's own part is C/(1 + slack) at most, and the slack also holds what its absence can change in the rounding of
 the others (`clipping.rounding_slack`, `clipping.sum_slack`, `GradientMode.extra_slack`; all together some 1e-5). It
-rests on the parts of other records being the same numbers, bit for bit, which is tested. They are where a null record
-keeps its place in the batch. Where a record is not drawn the others move up by one place, and libraries may round a
-narrow layer by place: 3,000 aligned records moved by 2.5e-6 C together, 5e-7 C beyond the slack. No proof covers that
-part. Ghost clipping has no proof at all, and has to be asked for.
+rests on the parts of other records being the same numbers, bit for bit, which is tested: under zero-out a null record
+keeps its place in the batch. Without that place the others move up by one, and libraries may round a narrow layer by
+place: 3,000 aligned records moved by 2.5e-6 C together, 5e-7 C beyond the slack. That matters for add/remove, which is
+not what is promised. Ghost clipping has no proof at all, and has to be asked for.
 
 Weights or buffers that change while the model computes would carry records past the noise
 (``nn.Embedding(max_norm=…)`` rewrites the rows it looks up). Every step compares them before and after, bit by bit, and
