@@ -47,7 +47,7 @@ from cords_dp.errors import ConfigError
 from cords_dp.planning.mechanism import Mechanism, Release, SelectionNoise
 from cords_dp.planning.schedule import EpochPlan, Sizes, subset_schedule
 from cords_dp.selection.context import SelectionContext, Selector, Weights
-from cords_dp.selection.likelihood import LabelLikelihood, of_class_shares, of_tables
+from cords_dp.selection.likelihood import LabelLikelihood, class_given_label, of_class_shares, of_tables
 from cords_dp.selection.pool import Pool
 from cords_dp.selection.releases import Releases
 from cords_dp.selection.shared import OWN_SCORE, SELECTION_TYPE, check_weighing, wants_no_other_score
@@ -55,6 +55,9 @@ from cords_dp.selection.tables import CONCENTRATIONS, best_branch, normalised, t
 
 _TABLE, _VALIDATION = "table", "validation table"
 _BEFORE = 0.5  # exponent of the class ratio while only labels are known: they cannot tell shift from label noise
+# A draw of this concentration tells right labels from wrong ones by itself. Where a label is mostly wrong, a likelihood
+# that explains it by other classes teaches the class more slowly than the plain loss on what is drawn.
+_CLEAR = 3.0
 _RECORDS_PER_CELL = 4.0  # in deviations of a cell's noise; with fewer, predictions are only told right from wrong
 
 
@@ -157,7 +160,7 @@ class AlignSelector:
         self.mechanism, self.context = mechanism, context
         self._labels: tuple[np.ndarray, np.ndarray] | None = None  # shares of D, ratios, of labels
         self._chances: np.ndarray | None = None  # by label and group
-        self._given: np.ndarray | None = None  # the likelihood m of D's labels
+        self._given: np.ndarray | None = None  # the likelihood m of D's labels; None for the plain loss
         self._branch: int | None = None
         self._weights: Weights = {}
 
@@ -180,20 +183,20 @@ class AlignSelector:
     def state(self) -> dict[str, Any]:
         assert self._labels is not None
         assert self._chances is not None
-        assert self._given is not None
         return {
             "weights": dict(self._weights),
             "shares": torch.from_numpy(self._labels[0]),
             "ratios": torch.from_numpy(self._labels[1]),
             "chances": torch.from_numpy(self._chances),
-            "likelihood": torch.from_numpy(self._given),
+            "likelihood": torch.zeros(0) if self._given is None else torch.from_numpy(self._given),
             "branch": -1 if self._branch is None else self._branch,
         }
 
     def restore(self, state: dict[str, Any]) -> Pool:
         self._weights = state["weights"]
         self._labels = state["shares"].numpy(), state["ratios"].numpy()
-        self._chances, self._given = state["chances"].numpy(), state["likelihood"].numpy()
+        self._chances = state["chances"].numpy()
+        self._given = state["likelihood"].numpy() if len(state["likelihood"]) else None
         self._branch = None if state["branch"] < 0 else int(state["branch"])
         labels, predicted = self.context.training.kinds(self._weights, self.context.num_classes)
         return self._pool(self._cells(labels, predicted, self._chances.shape[1]), predicted)
@@ -218,10 +221,9 @@ class AlignSelector:
 
     def _pool(self, kinds: np.ndarray, predicted: np.ndarray) -> Pool:
         assert self._chances is not None
-        assert self._given is not None
         chances = np.where(kinds >= 0, self._chances.ravel()[np.maximum(kinds, 0)], 0.0)
         everyone = np.arange(len(kinds))
-        if self.mechanism.correction == "draw":
+        if self.mechanism.correction == "draw" or self._given is None:
             return Pool(everyone, chances=chances, branch=self._branch or 0)
         likelihood = LabelLikelihood.under(self._given, self._chances_by_prediction())
         return Pool(everyone, chances=chances, branch=self._branch or 0, likelihood=likelihood, predicted=predicted)
@@ -254,7 +256,12 @@ class AlignSelector:
         else:  # the steps that were charged together stay in their branch
             _, chances = self._drawn(joint, wanted, [options[self._branch]])
         self._chances = chances.reshape(on_d.shape)
-        self._given = of_tables(on_d, on_v, sigma_d, sigma_v)
+        classes_of = class_given_label(on_d, on_v, sigma_d, sigma_v)
+        concentration = options[self._branch][0]
+        if concentration >= _CLEAR and np.diag(classes_of).min() < 0.5:
+            self._given = None
+        else:
+            self._given = of_tables(on_d, on_v, sigma_d, sigma_v, classes_of)
 
     def _drawn(
         self, shares: np.ndarray, wanted: np.ndarray, options: Sequence[tuple[float, float]]

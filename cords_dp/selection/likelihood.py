@@ -71,15 +71,19 @@ def of_class_shares(ratio: np.ndarray) -> np.ndarray:
     return np.diag(1 / np.clip(ratio, 1e-3, 1e3))
 
 
-def of_tables(on_d: np.ndarray, on_v: np.ndarray, sigma_d: float, sigma_v: float) -> np.ndarray:
+def of_tables(
+    on_d: np.ndarray, on_v: np.ndarray, sigma_d: float, sigma_v: float, classes_of: np.ndarray | None = None
+) -> np.ndarray:
     """Estimate m from two noisy tables: by label and predicted class, or by label and whether both are the same.
 
     Ratios of class shares are raised to one plus the share of V that the model gets wrong: clipped and noisy steps
-    learn less of a ratio than it says, the less the harder the classes are to tell apart.
+    learn less of a ratio than it says, the less the harder the classes are to tell apart. ``classes_of``: the result of
+    `class_given_label`, where it is known already.
     """
     groups = on_d.shape[1]
     rows_d, rows_v = np.maximum(on_d.sum(axis=1), max(sigma_d, 1.0)), on_v.sum(axis=1)
-    classes_of = class_given_label(on_d, on_v, sigma_d, sigma_v)
+    if classes_of is None:
+        classes_of = class_given_label(on_d, on_v, sigma_d, sigma_v)
     joint = rows_d[:, None] * classes_of  # records by label and class
     in_class = joint.sum(axis=0)
     deviation = groups**0.5
