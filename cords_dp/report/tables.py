@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ def accuracy_tables(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Tabulate methods × the share of the records (or × split, × scenario), one table for each dataset and budget."""
     across = next(column for column in ("split", "scenario", "share") if column in frame)
     tables = {}
-    for (dataset, budget), part in frame.groupby(["dataset", "budget"], sort=False):
+    for title, part in _parts(frame, across):
         columns = list(part.loc[part["method"] != WHOLE, across].unique()) or [1.0]
         columns = columns if across == "scenario" else sorted(columns)
         rows = {}
@@ -72,8 +72,19 @@ def accuracy_tables(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
             cells = {v: runs if method == WHOLE and across == "share" else runs[runs[across] == v] for v in columns}
             rows[method] = {_heading(across, v): mean_std(cell["accuracy"]) for v, cell in cells.items()}
         table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("method").reset_index()
-        tables[f"{dataset}, ε = {budget:g}"] = table
+        tables[title] = table
     return tables
+
+
+def _parts(frame: pd.DataFrame, across: str) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Yield the rows of each table with its title: by dataset and budget, and by share where there are several."""
+    for (dataset, budget), part in frame.groupby(["dataset", "budget"], sort=False):
+        title, whole = f"{dataset}, ε = {budget:g}", part["method"] == WHOLE
+        shares = sorted(part.loc[~whole, "share"].unique()) if across != "share" and "share" in part else []
+        if len(shares) < 2:
+            yield title, part
+        else:
+            yield from ((f"{title}, share {share:g}", part[(part["share"] == share) | whole]) for share in shares)
 
 
 def frontier_tables(frame: pd.DataFrame, published: pd.DataFrame) -> dict[str, pd.DataFrame]:
@@ -112,14 +123,14 @@ def paired_differences(frame: pd.DataFrame, reference: str) -> dict[str, pd.Data
     Runs with one seed share data and split, so that their difference spreads less than the runs themselves.
     """
     tables = {}
-    for (dataset, budget), part in frame.groupby(["dataset", "budget"], sort=False):
+    for title, part in _parts(frame, "scenario"):
         by_seed = part.pivot_table(index=["scenario", "seed"], columns="method", values="accuracy", sort=False)
         if reference not in by_seed:
             continue
         points = 100 * by_seed.drop(columns=reference).sub(by_seed[reference], axis=0)
         cells = points.groupby("scenario", sort=False).agg(mean_interval)
         table = cells.T.rename_axis("method").reset_index()
-        tables[f"{dataset}, ε = {budget:g}: points above {reference}"] = table
+        tables[f"{title}: points above {reference}"] = table
     return tables
 
 

@@ -156,6 +156,20 @@ def test_differences_are_paired_by_seed():
     assert paired_differences(frame, "no such method") == {}
 
 
+def test_shares_of_the_records_are_not_averaged_together():
+    """Scenarios at a tenth and at all records were one row, with the distance between them as its deviation."""
+    frame = pd.DataFrame(
+        {"dataset": "mnist", "budget": 3.0, "scenario": "both", "seed": 0, "method": m, "share": share, "accuracy": a}
+        for m, share, a in (("A", 0.1, 0.5), ("A", 1.0, 0.9), ("B", 0.1, 0.4), ("B", 1.0, 0.6), ("FullDP", 1.0, 0.7))
+    )
+    few, all_ = accuracy_tables(frame).values()
+    assert few.set_index("method")["both"].to_dict() == {"A": "50.00", "B": "40.00", "FullDP": "70.00"}
+    assert all_.set_index("method")["both"].to_dict() == {"A": "90.00", "B": "60.00", "FullDP": "70.00"}
+    few, all_ = paired_differences(frame, "B").values()
+    assert few.set_index("method")["both"]["A"] == "+10.00"
+    assert all_.set_index("method")["both"]["A"] == "+30.00"
+
+
 def test_the_comparison_pairs_our_cells_with_the_paper_s():
     frame = paper_comparison(made_up_runs(), imbalance_table())
     assert len(frame) == 4
