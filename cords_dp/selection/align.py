@@ -55,9 +55,7 @@ from cords_dp.selection.tables import CONCENTRATIONS, best_branch, normalised, t
 
 _TABLE, _VALIDATION = "table", "validation table"
 _BEFORE = 0.5  # exponent of the class ratio while only labels are known: they cannot tell shift from label noise
-# A draw of this concentration tells right labels from wrong ones by itself. Where a label is mostly wrong, a likelihood
-# that explains it by other classes teaches the class more slowly than the plain loss on what is drawn.
-_CLEAR = 3.0
+_CLEAR = 3.0  # the concentration from which on a draw tells right labels from wrong ones by itself
 _RECORDS_PER_CELL = 4.0  # in deviations of a cell's noise; with fewer, predictions are only told right from wrong
 
 
@@ -257,11 +255,8 @@ class AlignSelector:
             _, chances = self._drawn(joint, wanted, [options[self._branch]])
         self._chances = chances.reshape(on_d.shape)
         classes_of = class_given_label(on_d, on_v, sigma_d, sigma_v)
-        concentration = options[self._branch][0]
-        if concentration >= _CLEAR and np.diag(classes_of).min() < 0.5:
-            self._given = None
-        else:
-            self._given = of_tables(on_d, on_v, sigma_d, sigma_v, classes_of)
+        explains = self.mechanism.correction == "loss" or _explains(classes_of, options[self._branch][0])
+        self._given = of_tables(on_d, on_v, sigma_d, sigma_v, classes_of) if explains else None
 
     def _drawn(
         self, shares: np.ndarray, wanted: np.ndarray, options: Sequence[tuple[float, float]]
@@ -270,3 +265,16 @@ class AlignSelector:
         if self.mechanism.correction == "loss":
             return 0, np.ones_like(wanted)
         return best_branch(shares, wanted, options)
+
+
+def _explains(classes_of: np.ndarray, concentration: float) -> bool:
+    """Say whether the likelihood teaches more than the plain loss does on the records that are drawn.
+
+    It does where classes are missing and where labels were moved to another class. It does not where wrong labels are
+    spread over all classes: they hurt the plain loss little, and the draw leaves most of them out. Nor where a label is
+    mostly wrong and the draw is concentrated: explained by other classes, the label would hardly teach its own.
+    """
+    own = np.diag(classes_of)
+    moved = classes_of - np.diag(own)
+    spread = moved.max(axis=1).sum() < 0.5 * moved.sum()
+    return not spread and not (own.min() < 0.5 and concentration >= _CLEAR)

@@ -251,6 +251,22 @@ def test_it_is_the_default_and_says_what_it_cannot_do(make_config):
         resolve(make_config("GLISTERDP", dss_args={"mechanism": "align"}, privacy={"composition": "basic"}))
 
 
+@pytest.mark.parametrize(
+    ("classes_of", "concentration", "explains"),
+    [
+        (np.eye(4), 4.5, True),
+        (0.6 * np.eye(4) + 0.4 * np.roll(np.eye(4), 1, axis=1), 4.5, True),
+        (0.6 * np.eye(4) + 0.1 * np.ones((4, 4)), 1.25, False),  # spread over all classes
+        (0.3 * np.eye(4) + 0.7 * np.roll(np.eye(4), 1, axis=1), 4.5, False),  # mostly wrong, and the draw tells
+        (0.3 * np.eye(4) + 0.7 * np.roll(np.eye(4), 1, axis=1), 1.5, True),
+    ],
+)
+def test_the_likelihood_is_used_where_it_teaches_more_than_the_draw(classes_of, concentration, explains):
+    from cords_dp.selection.align import _explains
+
+    assert _explains(classes_of, concentration) == explains
+
+
 # --- post-processing ------------------------------------------------------------------------------------------------
 
 

@@ -281,7 +281,7 @@ def tables_of(session):
 
 
 def test_steps_minimise_it_and_metrics_stay_plain(train):
-    trainer = train("GLISTERDP", **aligned())
+    trainer = train("GLISTERDP", **aligned(correction="loss"))
     session, pool = trainer.session, trainer.session.source.current
     given, drawn = tables_of(session)
     assert torch.allclose(given, torch.tensor(pool.likelihood.given).T.log())
@@ -328,8 +328,7 @@ def test_a_resumed_run_goes_on_with_the_same_likelihood(make_config):
     saving = {"is_save": True, "save_every": 1}
 
     def config(**ckpt):
-        changes = aligned()
-        changes["dss_args"]["select_every"] = 2
+        changes = aligned(correction="loss", select_every=2)
         return make_config("GLISTERDP", **changes, ckpt={**saving, **ckpt})
 
     first, seen = TrainClassifier(config()), []
