@@ -970,7 +970,7 @@ _ACCOUNTING = [
     ),
     _mutant(
         "split-not-in-binding", "the digest of the data knows how many rows are in D, not which",
-        ('return ["rows", size, digest_of_rows(np.asarray(dataset.rows))]', 'return ["rows", size]'),
+        ('return ["rows", len(rows), digest_of_rows(rows)]', 'return ["rows", len(rows)]'),
         KILLERS + "test_the_binding_tells_splits_apart",
     ),
     _mutant(
