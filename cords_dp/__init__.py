@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cords_dp.config import config_for, load_config
     from cords_dp.errors import CordsDPError
+    from cords_dp.estimators.estimator import PrivateClassifier, PrivateRegressor
     from cords_dp.models.build import register_model
     from cords_dp.models.features import register_features
     from cords_dp.models.predict import load_model
@@ -32,6 +33,8 @@ __all__ = [
     "Mechanism",
     "Pool",
     "PrivacyPlan",
+    "PrivateClassifier",
+    "PrivateRegressor",
     "RandomDPDataLoader",
     "Release",
     "SelectionNoise",
@@ -56,6 +59,8 @@ _HOMES = {
     "Mechanism": "cords_dp.planning",
     "Pool": "cords_dp.selection",
     "PrivacyPlan": "cords_dp.planning",
+    "PrivateClassifier": "cords_dp.estimators.estimator",
+    "PrivateRegressor": "cords_dp.estimators.estimator",
     "RandomDPDataLoader": "cords_dp.training.loop",
     "Release": "cords_dp.planning",
     "SelectionNoise": "cords_dp.planning",

@@ -85,6 +85,10 @@ class Problems:
         raise ConfigError(first.key, first.value, first.fix, others=others) from first
 
 
+class PrivacyWarning(UserWarning):
+    """Something is allowed that the guarantee does not cover, or that adds up."""
+
+
 class ConfigFileError(CordsDPError, FileNotFoundError):
     """A config file is missing or cannot be parsed."""
 

@@ -195,6 +195,9 @@ ARROWS = {
     "extend": {
         "accounting", "config", "data", "models", "noise", "planning", "selection", "training",
     },
+    "estimators": {
+        "accounting", "config", "data", "models", "noise", "planning", "processes", "training", "tuning",
+    },
     # by public names alone (test_docs_site)
     "studies": {"config", "data", "extend", "planning", "report", "runs", "selection"},
 }  # fmt: skip

@@ -1,8 +1,9 @@
 """Small heads on frozen features: what a private run trains where the features are somebody else's work.
 
 ``features=None`` takes records as they are, where their source knows a length that none exceeds (``input_norm``, a
-table), and scales each to mean square 1 by itself elsewhere (embeddings). A head takes raw records or ready features;
-it tells them apart by their shape, which `frozen.Features` keeps different.
+table), and scales each to mean square 1 by itself elsewhere (embeddings). Where public bounds of the numbers are
+declared (``data_norm``, ``bounds``), rows keep their lengths, which are at most 1 (`Bounds`). A head takes raw records
+or ready features; it tells them apart by their shape, which `frozen.Features` keeps different.
 """
 
 from __future__ import annotations
@@ -14,10 +15,45 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from cords_dp.errors import ConfigError
 from cords_dp.models.features import Features, unit_mean_square
 
 if TYPE_CHECKING:
     from cords_dp.data.half_rows import HalfRows
+
+
+class Bounds:
+    """Brings rows of numbers to a length of at most 1 by public bounds.
+
+    Formal guarantee: a row becomes a function of itself and of declared numbers. ``norm``: a row that is longer is
+    shortened to it, and all are divided by it. ``low, high``: a value outside is moved to the nearer end, the range
+    becomes [−1, 1], and the row is divided by the root of its length; of numbers, or one for each column.
+    """
+
+    def __init__(self, norm: float | None, ends: Sequence[Any] | None):
+        if (norm is None) == (ends is None):
+            raise ConfigError("model.args.bounds", ends, "give bounds=(lowest, highest) or data_norm, not both")
+        self.norm = norm
+        if norm is not None:
+            if not (isinstance(norm, (int, float)) and 0 < norm < math.inf):
+                raise ConfigError("model.args.data_norm", norm, "must be a number above 0, the public length of a row")
+            return
+        assert ends is not None
+        try:
+            low, high = (torch.as_tensor(end, dtype=torch.float32) for end in ends)
+            sound = bool((low < high).all()) and bool((torch.isfinite(low) & torch.isfinite(high)).all())
+        except (TypeError, ValueError, RuntimeError):
+            sound = False
+        if not sound:
+            raise ConfigError("model.args.bounds", ends, "must be (lowest, highest): numbers, or one for each column")
+        self.low, self.high = low, high
+
+    def rows(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        if self.norm is not None:
+            return x / x.norm(dim=1, keepdim=True).clamp(min=self.norm)
+        low, high = self.low.to(x.device), self.high.to(x.device)
+        return (2 * (x.clamp(low, high) - low) / (high - low) - 1) / x.shape[1] ** 0.5
 
 
 class _Head(nn.Module):
@@ -25,16 +61,32 @@ class _Head(nn.Module):
 
     linear: nn.Linear
 
-    def __init__(self, input_shape: Sequence[int], features: Features | None, input_norm: float | None):
+    def __init__(
+        self,
+        input_shape: Sequence[int],
+        features: Features | None,
+        input_norm: float | None,
+        data_norm: float | None = None,
+        bounds: Sequence[Any] | None = None,
+    ):
         super().__init__()
+        declared = data_norm is not None or bounds is not None
+        self._bounds = Bounds(data_norm, bounds) if declared else None
+        if declared and (features is not None or input_norm is not None):
+            key, value = ("data_norm", data_norm) if bounds is None else ("bounds", bounds)
+            raise ConfigError(f"model.args.{key}", value, "the length of these records, or of their features, is known")
         if features is not None:
             self.input_transform = features
         self.features = math.prod(features.feature_shape if features is not None else input_shape)
         self._as_they_are = features is None and input_norm is not None
         self.row_norm = input_norm if features is None and input_norm is not None else self.features**0.5
+        if declared:
+            self.row_norm = 1.0
 
     def rows(self, x: Tensor) -> Tensor:
         transform = getattr(self, "input_transform", None)
+        if self._bounds is not None:
+            return self._bounds.rows(x)
         if transform is None:
             return x.flatten(1) if self._as_they_are else unit_mean_square(x)
         if tuple(x.shape[1:]) == transform.input_shape:
@@ -59,8 +111,10 @@ class LinearHead(_Head):
         input_shape: Sequence[int],
         features: Features | None = None,
         input_norm: float | None = None,
+        data_norm: float | None = None,
+        bounds: Sequence[Any] | None = None,
     ):
-        super().__init__(input_shape, features, input_norm)
+        super().__init__(input_shape, features, input_norm, data_norm, bounds)
         self.input_norm = self.row_norm
         self.linear = nn.Linear(self.features, num_classes)
         nn.init.zeros_(self.linear.weight)  # a linear model needs no symmetry breaking
@@ -97,8 +151,10 @@ class MLPHead(_Head):
         features: Features | None = None,
         input_norm: float | None = None,
         width: int = 64,
+        data_norm: float | None = None,
+        bounds: Sequence[Any] | None = None,
     ):
-        super().__init__(input_shape, features, input_norm)
+        super().__init__(input_shape, features, input_norm, data_norm, bounds)
         self.hidden = nn.Linear(self.features, width)
         self.linear = nn.Linear(width, num_classes)
         # Noise reaches the logits through both layers: by the √width of the tanh units at most, and by the length of

@@ -37,7 +37,10 @@ _NOT_PRIVATE = (
 def privacy_report(plan: PrivacyPlan, ledger: Ledger, *, unused_keys: Sequence[str] = ()) -> dict[str, Any]:
     """Collect everything that ``privacy.json`` holds. Public values only."""
     if plan.noiseless:
-        return {"private": False, "statement": "epsilon = inf: this run gives no privacy guarantee."}
+        return {
+            "private": False,
+            "statement": "NOT PRIVATE: epsilon = inf (or None). This run gives no privacy guarantee.",
+        }
     planned, charged = plan.cost(), plan.spent(ledger)
     return {
         "private": not plan.privacy.reproducible_noise,

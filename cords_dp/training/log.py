@@ -56,7 +56,7 @@ def log_plan(run: Run, plan: PrivacyPlan | None, logger: logging.Logger) -> None
         by = f"mechanism {run.mechanism.name!r}" if run.mechanism else run.strategy.name
         logger.info("Keys of the config that %s does not use: %s.", by, ", ".join(run.unused))
     if plan.noiseless:
-        logger.warning("privacy.epsilon = inf: clipping and noise are off, this run is not private.")
+        logger.warning("NOT PRIVATE: privacy.epsilon = inf (or None), so clipping and noise are off.")
         return
     logger.info(
         "Privacy plan: epsilon %g, delta %g, noise multiplier %.4f, %s, %d selections.",

@@ -36,15 +36,18 @@ def planned_learning_rate(cfg: Mapping[str, Any], plan: PrivacyPlan, model: nn.M
     MNIST and CIFAR-10 (docs/results.md). That in the output of a regression, 0.1 where targets lie in [−1, 1], was
     chosen on made-up tables by `benchmarks/regression_rates.py`: over 216 settings and three seeds R² is 0.041 below
     that of each setting's best rate on average, 0.010 in the median, and other amounts miss more on average; its rate
-    is at most half of the largest stable one. ``optimizer.lr_scale`` multiplies the rate.
+    is at most half of the largest stable one. Without noise only stability counts. ``optimizer.lr_scale`` multiplies
+    the rate.
     """
     section, length = cfg["optimizer"], getattr(model, "input_norm", None)
     if length is None:
         known = "LinearHead, MLPHead, ScatterLinear, or a model with an attribute input_norm"
         raise ConfigError("optimizer.lr", AUTO, f"works where the length of the model's inputs is known: {known}")
-    if section["type"] != "sgd" or plan.noiseless:
+    if section["type"] != "sgd":
         raise ConfigError("optimizer.lr", AUTO, "is a rule for private sgd; give a number")
     length, momentum = float(length), section.get("momentum") or 0.0
+    if plan.noiseless:
+        return _noiseless_rate(cfg, length) * (section.get("lr_scale") or 1.0)
     if cfg.get("is_reg"):
         amount, bound = _TARGET_NOISE, 0.5 * _swinging_rate(section, _squared_error_curvature(plan, length))
     elif _gives_probabilities(plan, length):
@@ -54,6 +57,14 @@ def planned_learning_rate(cfg: Mapping[str, Any], plan: PrivacyPlan, model: nn.M
     per_unit = plan.sigma * plan.privacy.max_grad_norm * math.sqrt(plan.shape.steps) * length
     planned = amount * plan.shape.batch_size * (1 - momentum) / per_unit
     return min(planned, bound) * (section.get("lr_scale") or 1.0)
+
+
+def _noiseless_rate(cfg: Mapping[str, Any], length: float) -> float:
+    """Return the rate of a run without noise: three quarters of the largest stable one, of a regression half of it."""
+    section, squared = cfg["optimizer"], length**2 + 1
+    return (
+        0.5 * _swinging_rate(section, 2 * squared) if cfg.get("is_reg") else 0.75 * _swinging_rate(section, squared / 2)
+    )
 
 
 def _gives_probabilities(plan: PrivacyPlan, length: float) -> bool:

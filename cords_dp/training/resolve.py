@@ -6,6 +6,7 @@ Every check runs on what is sound of the config, so that all problems are found 
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -165,7 +166,7 @@ def resolve(cfg: Mapping[str, Any], *, own_data: bool = False, own_model: bool =
 def examine(cfg: Mapping[str, Any], *, own_data: bool, own_model: bool) -> tuple[Run, Problems]:
     """Read a config as far as it goes, and say what is wrong with it. A run with problems must not be started."""
     problems = Problems()
-    given = given_copy(cfg)
+    given = _without_budget(given_copy(cfg))
     if given.get("setting") is not None:
         check_keys("", {"setting": given["setting"]}, TOP_LEVEL)  # sections of another setting are not ours to judge
     config, strategy = _readable(given, problems)
@@ -220,6 +221,14 @@ def examine(cfg: Mapping[str, Any], *, own_data: bool, own_model: bool) -> tuple
     with problems.noted():
         _check_publishing(run)
     return run, problems
+
+
+def _without_budget(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Take ``privacy.epsilon = None``, where it is written down, for an infinite one: a run that is not private."""
+    section = given.get("privacy")
+    if not isinstance(section, Mapping) or "epsilon" not in section or section["epsilon"] is not None:
+        return given
+    return {**given, "privacy": {**section, "epsilon": math.inf}}
 
 
 def _readable(given: Mapping[str, Any], problems: Problems) -> tuple[dict[str, Any], Strategy]:

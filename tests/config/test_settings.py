@@ -187,3 +187,13 @@ def test_bad_config_files(tmp_path: Path, name, text):
 def test_bad_overrides(make_config, text):
     with pytest.raises(ConfigError):
         apply_override(make_config(), text)
+
+
+def test_a_budget_of_none_is_no_privacy_and_a_missing_one_is_refused():
+    """None has to be written down: whoever forgets the key must not train without privacy."""
+    config = load_config(REPOSITORY / "configs/full_dp_digits.py", ["privacy.epsilon=None"])
+    run = resolve(config)
+    assert run.plan(1000, 100).noiseless
+    del config["privacy"]["epsilon"]
+    with pytest.raises(ConfigError, match="a private strategy needs a budget"):
+        resolve(config)

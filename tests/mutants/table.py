@@ -1445,8 +1445,48 @@ _FROZEN = [
     ),
 ]  # fmt: skip
 
+ESTIMATOR, REPEATS = "estimators/test_estimator.py::", "estimators/test_repeats.py::"
+
+_ESTIMATORS = [
+    _mutant(
+        "bounds-of-the-batch", "rows are shortened by the longest of the batch, so records scale each other",
+        ("x / x.norm(dim=1, keepdim=True).clamp(min=self.norm)",
+         "x / x.norm(dim=1, keepdim=True).max().clamp(min=self.norm)"),
+        ESTIMATOR + "test_no_row_is_longer_than_1_by_its_bounds",
+    ),
+    _mutant(
+        "bounds-without-clipping", "values outside of their public range stay where they are",
+        ("(2 * (x.clamp(low, high) - low)", "(2 * (x - low)"),
+        ESTIMATOR + "test_no_row_is_longer_than_1_by_its_bounds",
+    ),
+    _mutant(
+        "v-among-d", "the rows that are kept as V are trained on, too",
+        ("train, validation = records.at(order[held_out:]), records.at(order[:held_out])",
+         "train, validation = records, records.at(order[:held_out])"),
+        ESTIMATOR + "test_a_strategy_that_selects_splits_v_off_and_others_train_on_all",
+    ),
+    _mutant(
+        "estimator-keeps-its-session", "a fitted estimator holds the records that it was fitted on",
+        ("        self._loaded = _released(card, session.released)\n",
+         "        self._loaded = _released(card, session.released)\n        self._data = session.data\n"),
+        ESTIMATOR + "test_a_pickle_holds_no_record",
+    ),
+    _mutant(
+        "no-budget-by-omission", "a config that leaves epsilon out trains without privacy",
+        ('if not isinstance(section, Mapping) or "epsilon" not in section or section["epsilon"] is not None:',
+         'if not isinstance(section, Mapping) or section.get("epsilon") is not None:'),
+        "config/test_settings.py::test_a_budget_of_none_is_no_privacy_and_a_missing_one_is_refused",
+    ),
+    _mutant(
+        "fits-are-forgotten", "a second fit on the same records counts as the first",
+        ("        epsilon[shared] += earlier.epsilon\n", ""),
+        REPEATS + "test_a_first_fit_says_nothing_and_a_second_what_both_add_up_to",
+    ),
+]  # fmt: skip
+
 MUTANTS: tuple[Mutant, ...] = (
     *_NOISE, *_CLIPPING, *_HALF_ROWS, *_BOOKKEEPING, *_SAMPLING, *_SELECTION, *_ACCOUNTING, *_LEAKS, *_TABLES, *_FROZEN,
     *_TUNING, *_LOOPS, *_ACCOUNT, *_REGISTERED, *_HANDED_OVER,
+    *_ESTIMATORS,
 )  # fmt: skip
 assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS), "two mutants have one name"

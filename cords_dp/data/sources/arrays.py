@@ -102,8 +102,8 @@ class ArraySource(Source):
 
     def facts(self, section: Mapping[str, Any]) -> Facts:
         classes, x = declared_classes(section), _open(section).train.x
-        constants = _constants(section, x)
-        shape = _record_shape(x, constants)
+        constants = image_constants(section, x)
+        shape = record_shape(x, constants)
         self._check_shape(shape, constants)
         return Facts(shape, classes, images=len(shape) == 3, constants=constants)
 
@@ -155,7 +155,7 @@ class ArraySource(Source):
             raise DatasetUnavailableError(f"{file.name} holds no array x")
         if (x.dtype == np.uint8) != bool(pixels) and x.ndim > 2:
             raise DatasetUnavailableError(f"{file.name} holds {x.dtype}, unlike the arrays of the training")
-        if x.ndim < 2 or _record_shape(x, pixels or None) != tuple(card["shape"]):
+        if x.ndim < 2 or record_shape(x, pixels or None) != tuple(card["shape"]):
             raise DatasetUnavailableError(f"{file.name} holds records of another shape than {tuple(card['shape'])}")
         return RecordSet(ArrayFile(x, torch.full((len(x),), NO_CLASS), pixels or None))
 
@@ -176,7 +176,7 @@ class _Pair(NamedTuple):
 
 
 def _check_pair(section: Mapping[str, Any], facts: Facts, pair: _Pair) -> None:
-    if _record_shape(pair.x, _constants(section, pair.x)) != facts.shape:
+    if record_shape(pair.x, image_constants(section, pair.x)) != facts.shape:
         raise DatasetUnavailableError("the arrays of the training, validation and test sets differ in shape")
     if len(pair.x) < 1:
         raise DataError("there is no record in one of the arrays")
@@ -227,8 +227,8 @@ def _channels_first(shape: tuple[int, ...]) -> bool:
     return shape[1] in (1, 3)
 
 
-def _constants(section: Mapping[str, Any], x: np.ndarray) -> PixelConstants | None:
-    """Of pixels: bytes in the form of images."""
+def image_constants(section: Mapping[str, Any], x: np.ndarray) -> PixelConstants | None:
+    """Public constants of pixels, which are bytes in the form of images; None for other numbers."""
     if x.dtype != np.uint8 or x.ndim not in (3, 4):
         return None
     channels = 1 if x.ndim == 3 else x.shape[1] if _channels_first(x.shape) else x.shape[3]
@@ -237,7 +237,8 @@ def _constants(section: Mapping[str, Any], x: np.ndarray) -> PixelConstants | No
     return pixel_constants(section, channels)
 
 
-def _record_shape(x: np.ndarray, constants: PixelConstants | None) -> tuple[int, ...]:
+def record_shape(x: np.ndarray, constants: PixelConstants | None) -> tuple[int, ...]:
+    """The shape of one record's tensor: C×H×W of pixels."""
     if constants is None:
         return tuple(x.shape[1:])
     if x.ndim == 3:

@@ -144,8 +144,14 @@ class Source(ABC):
         return None
 
     def in_target_unit(self, card: Mapping[str, Any], values: np.ndarray) -> np.ndarray:
-        """Return what a regression predicts, or is to predict, in the target's own unit: here as it is trained on."""
-        return values
+        """Return what a regression predicts, or is to predict, in the target's own unit.
+
+        Here as it is trained on; where the card has a public ``target_range``, [−1, 1] stands for that.
+        """
+        if card.get("target_range") is None:
+            return values
+        low, high = map(float, card["target_range"])
+        return low + (np.clip(values, -1.0, 1.0) + 1) / 2 * (high - low)
 
 
 _SOURCES: dict[str, Source] = {}

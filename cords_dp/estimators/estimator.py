@@ -1,0 +1,526 @@
+"""`PrivateClassifier` and `PrivateRegressor`: scikit-learn's ``fit`` and ``predict`` over a private session.
+
+    model = PrivateClassifier(epsilon=1.0, data_norm=10.0, classes=[0, 1]).fit(X, y)
+    model.predict(X_new), model.privacy_.statement
+
+A thin face: parameters become a config, which is resolved and planned as any other, and one `PrivateSession` trains, as
+under `TrainClassifier`. The ledger is in memory, an account on disk where one is named. Nothing else is written.
+
+Formal guarantee: that of the run (`planning.plan`), for zero-out of one row of X and y. Released are the weights and
+what the plan lists. A fitted estimator holds these, its parameters and public facts, and no record: it may be pickled
+and given away with the guarantee of ``privacy_``. Not covered: the set of labels where it is read from y
+(`records.label_set`), exact scores of private records by ``score``, what earlier steps of a pipeline fit on the same
+records, and other fits on them (`repeats`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import random
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils.validation import (
+    _check_feature_names,
+    _check_n_features,
+    check_is_fitted,
+    column_or_1d,
+    validate_data,
+)
+from torch import nn
+
+from cords_dp.accounting import Ledger
+from cords_dp.config import config_for, merge_into, thawed_copy, to_plain
+from cords_dp.data.feature_cache import threads_for
+from cords_dp.data.handed_over import checked_splits
+from cords_dp.data.record_set import Splits
+from cords_dp.data.sources.base import VALIDATION_FRACTION, Facts
+from cords_dp.errors import ConfigError, DataError, PrivacyWarning
+from cords_dp.estimators import records as kinds
+from cords_dp.estimators.records import Given, Target
+from cords_dp.estimators.repeats import Repeated, row_digests, tally
+from cords_dp.files import write_durably
+from cords_dp.models.build import build_model, check_input
+from cords_dp.models.card import FILE as MODEL_CARD
+from cords_dp.models.card import ModelCard, features_of
+from cords_dp.models.losses import RecordMSELoss
+from cords_dp.models.predict import LoadedModel
+from cords_dp.models.private import make_private_ready
+from cords_dp.noise.generators import Streams
+from cords_dp.planning import Cost, PrivacyPlan
+from cords_dp.planning.statement import privacy_markdown, privacy_report, write_statement
+from cords_dp.processes import threads_for_steps
+from cords_dp.training.log import quiet_libraries
+from cords_dp.training.optim import build_optimizer, build_scheduler, planned_learning_rate
+from cords_dp.training.resolve import Run, resolve
+from cords_dp.training.session import PrivateSession
+from cords_dp.training.strategies import get_strategy
+
+_LABELS_READ = "the set of labels, which was read from y and is taken to be public (classes=[...] declares it instead)"
+# Which section of a config a parameter stands in; it has the name that it has there.
+_SECTIONS = {
+    "delta": "privacy",
+    "account": "privacy",
+    "max_grad_norm": "privacy",
+    "validation": "privacy",
+    "validation_fraction": "dataset",
+    "fraction": "dss_args",
+    "mechanism": "dss_args",
+    "architecture": "model",
+    "features": "model",
+    "weights": "model",
+    "num_epochs": "train_args",
+    "device": "train_args",
+    "batch_size": "dataloader",
+    "lr": "optimizer",
+}
+_PRESETS = {kinds.TABLE: "table", kinds.VECTORS: "embeddings", kinds.IMAGES: "folder", kinds.TEXTS: "text"}
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """What a fit has cost and for what. Public values only.
+
+    ``spent``: (ε, δ) by phase and in total. ``statement``: privacy.md. ``report``: privacy.json. ``ledger``: every
+    charge. ``repeated``: what all fits on these records in this process add up to, None where this is the only one or
+    an account keeps the total.
+    """
+
+    plan: PrivacyPlan
+    charges: Ledger
+    repeated: Repeated | None = None
+    unused_keys: tuple[str, ...] = ()
+    labels_read: bool = False
+
+    @cached_property
+    def spent(self) -> Cost:
+        return self.plan.spent(self.charges)
+
+    @property
+    def epsilon(self) -> float:
+        return self.spent.epsilon
+
+    @property
+    def delta(self) -> float:
+        return self.spent.delta
+
+    @property
+    def ledger(self) -> dict[str, Any]:
+        return self.charges.to_dict()
+
+    @cached_property
+    def report(self) -> dict[str, Any]:
+        report = privacy_report(self.plan, self.charges, unused_keys=self.unused_keys)
+        if "not_covered" in report:
+            more = [_LABELS_READ] if self.labels_read else []
+            report["not_covered"] = [*more, *report["not_covered"]]
+        return report
+
+    @property
+    def statement(self) -> str:
+        return privacy_markdown(self.report)
+
+
+class _PrivateEstimator(BaseEstimator):
+    """What both estimators share. Parameters have the names and meanings of the config's keys (docs/configuration.md).
+
+    epsilon: the budget of one fit; None is NOT PRIVATE, for a comparison. strategy: ``dss_args.type``.
+    schema: what is public about a DataFrame (`Schema`, a dict or the path of a YAML file). bounds, data_norm: public
+    bounds of the numbers in X, (lowest, highest) or the length of a row; without either, every row of an array is
+    scaled to one length by itself, so that only its direction counts. max_length: bytes of a text. account: the file
+    that adds up all runs on these data. validation_fraction: the share of the rows that a strategy which selects keeps
+    as V; others train on all rows. random_state: fixes the split and the initial weights, never noise. config: sections
+    with any other keys of a config, as in ``{"dss_args": {"select_every": 5}}``.
+    """
+
+    _regression: bool
+    epsilon: float | None
+    _loaded: LoadedModel
+    privacy_: Privacy
+
+    # -- from parameters to a config ------------------------------------------------------------------------
+
+    def _config(self, kind: str) -> dict[str, Any]:
+        """Return the config that the parameters amount to; it goes through the same checks as any other."""
+        given = self.get_params(deep=False)
+        changes: dict[str, dict[str, Any]] = {"privacy": {"epsilon": self.epsilon}, "model": {}}
+        for name, section in _SECTIONS.items():
+            if given[name] is not None:
+                changes.setdefault(section, {})[name] = str(given[name]) if name == "account" else given[name]
+        if kind == kinds.VECTORS and self._bounded:
+            own = {"data_norm": given["data_norm"], "bounds": _plain_bounds(given["bounds"])}
+            changes["model"]["args"] = {name: value for name, value in own.items() if value is not None}
+        if given["random_state"] is not None:
+            changes.setdefault("train_args", {})["seed"] = _seed(given["random_state"])
+        if self._regression:
+            changes["loss"] = {"type": "MeanSquaredLoss"}
+        elif not get_strategy(given["strategy"]).uses_all:
+            changes.setdefault("dss_args", {}).setdefault("fraction", 1.0)
+        preset = "table" if kind == kinds.VECTORS and self._bounded else _PRESETS[kind]
+        config = config_for(preset, given["strategy"], **changes)
+        merge_into(config, {"dataset": {"name": "custom", "type": None}, "model": {"feature_cache": False}})
+        merge_into(config, thawed_copy(given["config"] or {}))
+        if kind == kinds.TEXTS and config["model"].get("features") is None:
+            fix = 'texts need frozen features: features="sentence:FOLDER" (docs/models.md)'
+            raise ConfigError("features", None, fix)
+        return config
+
+    @property
+    def _bounded(self) -> bool:
+        return self.bounds is not None or self.data_norm is not None  # type: ignore[attr-defined]
+
+    # -- fit ----------------------------------------------------------------------------------------------
+
+    def fit(self, X: Any, y: Any) -> Any:
+        """Train privately on the rows of X and the targets y. Each call spends its own ε."""
+        kind, X = self._checked(X, fitting=True)
+        y = self._checked_target(X, y)
+        given, labels_read = self._given(kind, X, y)
+        run = resolve(self._config(kind), own_data=True, plan=False)
+        for note in run.notes:
+            warnings.warn(note, UserWarning, stacklevel=2)
+        if self.epsilon is None:
+            warnings.warn("epsilon=None: this fit is NOT PRIVATE.", PrivacyWarning, stacklevel=2)
+        with _global_generators_kept(), quiet_libraries():
+            session, card, repeated = _trained(run, given)
+        self._loaded = _released(card, session.released)
+        self.privacy_ = Privacy(session.plan, session.ledger, repeated, run.unused, labels_read)
+        return self
+
+    def _checked(self, X: Any, *, fitting: bool) -> tuple[str, Any]:
+        """Tell what X is, and check its shape and types as scikit-learn does; what its values are decides nothing."""
+        kind = kinds.kind_of(X, schema=self.schema, bounded=self._bounded)  # type: ignore[attr-defined]
+        if kind == kinds.VECTORS:
+            X = validate_data(self, X, reset=fitting, dtype="numeric", ensure_all_finite=False)
+        elif kind == kinds.TABLE and fitting:
+            _check_feature_names(self, X, reset=True)
+            _check_n_features(self, X, reset=True)
+        return kind, X
+
+    def _checked_target(self, X: Any, y: Any) -> np.ndarray:
+        if y is None:
+            raise ValueError(f"requires y to be passed, but the target y is None: {type(self).__name__} learns from it")
+        self._target_name = str(getattr(y, "name", None) or "target")
+        y = column_or_1d(y, warn=True)
+        if len(y) != len(X):
+            raise DataError(f"X has {len(X)} records and y {len(y)}: inconsistent numbers of samples")
+        return y
+
+    def _given(self, kind: str, X: Any, y: np.ndarray) -> tuple[Given, bool]:
+        """Return the records, and whether the set of labels was read from them."""
+        raise NotImplementedError
+
+    def _records(self, kind: str, X: Any, y: np.ndarray, target: Target) -> Given:
+        if kind == kinds.TEXTS:
+            return kinds.texts(X, y, target, self.max_length)  # type: ignore[attr-defined]
+        return kinds.images(X, y, target) if kind == kinds.IMAGES else kinds.vectors(X, y, target)
+
+    # -- predictions ----------------------------------------------------------------------------------------
+
+    def _outputs(self, X: Any) -> np.ndarray:
+        check_is_fitted(self)
+        kind, X = self._checked(X, fitting=False)
+        if kind == kinds.VECTORS:  # one that is not finite counts as nothing, as in training
+            X = np.where(np.isfinite(X).all(axis=1, keepdims=True), X, 0)
+        return self._loaded.predict(X) if self._regression else self._loaded.predict_proba(X)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write model.json, model.pt, privacy.json and privacy.md, for `cords_dp.load_model` and ``cords-dp predict``.
+
+        What is written is released already: no record, nothing that costs anything.
+        """
+        check_is_fitted(self)
+        folder = Path(folder).expanduser()
+        folder.mkdir(parents=True, exist_ok=True)
+        write_statement(folder, self.privacy_.report)
+        weights = io.BytesIO()
+        torch.save(self._loaded.model.state_dict(), weights)
+        write_durably(folder / "model.pt", weights.getvalue())
+        write_durably(folder / MODEL_CARD, self._loaded.card.to_json())
+        return folder
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "privacy_")
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.non_deterministic = self.epsilon is not None  # noise is fresh and secret, whatever random_state says
+        tags.input_tags.allow_nan = True  # such a record contributes nothing; no record may end a run
+        tags.target_tags.required = True
+        return tags
+
+
+class PrivateClassifier(ClassifierMixin, _PrivateEstimator):
+    """A classifier that is (ε, δ)-differentially private for each row that it is fitted on.
+
+    Parameters are those of the config, by the names that they have there:
+
+    epsilon: the budget of one fit; None is NOT PRIVATE, for a comparison. strategy: ``dss_args.type``. classes: the
+    labels, which are public; without them the set of labels is read from y, with a warning. schema: what is public
+    about a DataFrame (`Schema`, a dict or the path of a YAML file). bounds, data_norm: public bounds of the numbers in
+    X, (lowest, highest) or the length of a row; without either, a row of an array is scaled to one length by itself, so
+    that only its direction counts. max_length: bytes of a text. account: the file that adds up all runs on these data.
+    validation_fraction: the share of the rows that a strategy which selects keeps as V; others train on all rows.
+    random_state: fixes the split and the initial weights, never noise. config: sections with any other keys.
+
+    After ``fit``: ``classes_``, ``n_features_in_``, ``feature_names_in_`` and ``privacy_`` (`Privacy`).
+    """
+
+    _regression = False
+
+    def __init__(
+        self,
+        epsilon: float | None = 1.0,
+        *,
+        delta: float | None = None,
+        strategy: str = "FullDP",
+        fraction: float | None = None,
+        mechanism: str | None = None,
+        architecture: str | None = None,
+        features: str | None = None,
+        weights: str | None = None,
+        schema: Any = None,
+        classes: Any = None,
+        bounds: Any = None,
+        data_norm: float | None = None,
+        max_length: int | None = None,
+        num_epochs: int | None = None,
+        batch_size: int | str | None = None,
+        lr: float | str | None = None,
+        max_grad_norm: float | None = None,
+        validation: str | None = None,
+        validation_fraction: float | None = None,
+        account: str | Path | None = None,
+        device: str | None = "cpu",
+        random_state: Any = None,
+        config: Mapping[str, Any] | None = None,
+    ):
+        self.epsilon, self.delta = epsilon, delta
+        self.strategy, self.fraction, self.mechanism = strategy, fraction, mechanism
+        self.architecture, self.features, self.weights = architecture, features, weights
+        self.schema, self.classes = schema, classes
+        self.bounds, self.data_norm, self.max_length = bounds, data_norm, max_length
+        self.num_epochs, self.batch_size, self.lr, self.max_grad_norm = num_epochs, batch_size, lr, max_grad_norm
+        self.validation, self.validation_fraction = validation, validation_fraction
+        self.account, self.device, self.random_state, self.config = account, device, random_state, config
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Return the probabilities of ``classes_``, a row for each row of X."""
+        return self._outputs(X).astype(np.float64)
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Return the likeliest class of each row of X."""
+        places = self.predict_proba(X).argmax(axis=1)
+        return self.classes_[places]
+
+    def _given(self, kind: str, X: Any, y: np.ndarray) -> tuple[Given, bool]:
+        declared, read = self.classes, False
+        if kind == kinds.TABLE:
+            partial = isinstance(self.schema, Mapping) and self.schema.get("target") is None
+            if declared is None and partial:
+                declared, read = kinds.label_set(y, None), True
+            schema = kinds.read_table_schema(
+                self.schema, X, target=self._target_name, classes=declared, range_=None, regression=False
+            )
+            self.classes_ = kinds.table_classes(schema, y)
+            return kinds.table(X, y, schema), read
+        self.classes_ = kinds.label_set(y, declared)
+        return self._records(kind, X, y, Target(self.classes_)), declared is None
+
+
+class PrivateRegressor(RegressorMixin, _PrivateEstimator):
+    """A regression that is (ε, δ)-differentially private for each row that it is fitted on.
+
+    Parameters as for `PrivateClassifier`, except that there are no classes; strategies are FullDP and RandomDP.
+    target_range: (lowest, highest) that a target can publicly be; targets outside are moved to the nearer end. Without
+    it targets are learnt as they are, which works where they lie about in [−1, 1].
+    """
+
+    _regression = True
+
+    def __init__(
+        self,
+        epsilon: float | None = 1.0,
+        *,
+        delta: float | None = None,
+        strategy: str = "FullDP",
+        fraction: float | None = None,
+        mechanism: str | None = None,
+        architecture: str | None = None,
+        features: str | None = None,
+        weights: str | None = None,
+        schema: Any = None,
+        target_range: tuple[float, float] | None = None,
+        bounds: Any = None,
+        data_norm: float | None = None,
+        max_length: int | None = None,
+        num_epochs: int | None = None,
+        batch_size: int | str | None = None,
+        lr: float | str | None = None,
+        max_grad_norm: float | None = None,
+        validation: str | None = None,
+        validation_fraction: float | None = None,
+        account: str | Path | None = None,
+        device: str | None = "cpu",
+        random_state: Any = None,
+        config: Mapping[str, Any] | None = None,
+    ):
+        self.epsilon, self.delta = epsilon, delta
+        self.strategy, self.fraction, self.mechanism = strategy, fraction, mechanism
+        self.architecture, self.features, self.weights = architecture, features, weights
+        self.schema, self.target_range = schema, target_range
+        self.bounds, self.data_norm, self.max_length = bounds, data_norm, max_length
+        self.num_epochs, self.batch_size, self.lr, self.max_grad_norm = num_epochs, batch_size, lr, max_grad_norm
+        self.validation, self.validation_fraction = validation, validation_fraction
+        self.account, self.device, self.random_state, self.config = account, device, random_state, config
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Return a number for each row of X, in the target's unit."""
+        return self._outputs(X).astype(np.float64)
+
+    def _given(self, kind: str, X: Any, y: np.ndarray) -> tuple[Given, bool]:
+        if y.dtype.kind not in "iufb":
+            raise DataError(f"Unknown label type: y must be numbers, and holds {y.dtype}")
+        ends = self.target_range
+        if ends is not None and not (len(ends) == 2 and -np.inf < ends[0] < ends[1] < np.inf):
+            raise ConfigError("target_range", ends, "must be two numbers, the lowest and the highest")
+        if kind == kinds.TABLE:
+            schema = kinds.read_table_schema(
+                self.schema, X, target=self._target_name, classes=None, range_=ends, regression=True
+            )
+            return kinds.table(X, y, schema), False
+        target = Target(np.zeros(0), None if ends is None else (float(ends[0]), float(ends[1])))
+        return self._records(kind, X, y, target), False
+
+
+# --- one run ----------------------------------------------------------------------------------------------------------
+
+
+def _trained(run: Run, given: Given) -> tuple[PrivateSession, ModelCard, Repeated | None]:
+    """Plan and train, by the session that every face drives; where an account keeps the total, it decides first."""
+    if not run.strategy.private:
+        fix = "is not private: use FullDP, RandomDP or GLISTERDP, and epsilon=None for a comparison without privacy"
+        raise ConfigError("strategy", run.strategy.name, fix)
+    facts, data = given.facts, _split(run, given)
+    plan = run.plan(len(data.train), len(data.validation) if _reads_validation(run) else 0)
+    assert plan is not None
+    model = _model(run, facts)
+    rate = run.learning_rate if run.learning_rate is not None else planned_learning_rate(run.config, plan, model)
+    run = run.with_plan(plan, rate)
+    session = PrivateSession(run, plan)
+    repeated = tally(row_digests(given.records), plan) if plan.privacy.account is None else None
+    try:
+        session.open(checked_splits(data, private=True, regression=run.regression), model, built=False)
+        with threads_for_steps(model, _record(facts), plan.shape.batch_size), threads_for(session.data.train):
+            _take_all_steps(session)
+    finally:
+        session.close()
+    return session, _card(run, given, model), repeated
+
+
+def _split(run: Run, given: Given) -> Splits:
+    """Split V off where the strategy reads it: by the number of rows and the seed alone. Others train on all rows."""
+    records, outputs = given.records, given.facts.num_classes
+    train, validation = records, records
+    if _reads_validation(run):
+        share = run.config["dataset"].get("validation_fraction") or VALIDATION_FRACTION
+        held_out = int(len(records) * share)
+        order = Streams(run.seed).numpy("data").permutation(len(records))
+        train, validation = records.at(order[held_out:]), records.at(order[:held_out])
+        if not held_out:
+            raise DataError(f"{len(records)} records are too few to keep some for validation; use FullDP")
+    return Splits(train, validation, train if run.regression else None, outputs)
+
+
+def _reads_validation(run: Run) -> bool:
+    return run.mechanism is not None and run.mechanism.reads_validation
+
+
+def _record(facts: Facts) -> torch.Tensor:
+    return torch.zeros(facts.shape, dtype=facts.dtype or torch.float32)
+
+
+def _model(run: Run, facts: Facts) -> nn.Module:
+    model = build_model(
+        run.config,
+        seed=Streams(run.seed).public_seed,
+        num_classes=facts.num_classes,
+        input_shape=facts.shape,
+        constants=facts.constants,
+        input_norm=facts.norm,
+    )
+    model, replaced = make_private_ready(model)
+    for what in replaced:
+        warnings.warn(f"{run.config['model']['architecture']}: replaced {what}.", UserWarning, stacklevel=2)
+    check_input(model, _record(facts))
+    return model.to(run.device)
+
+
+def _take_all_steps(session: PrivateSession) -> None:
+    run, plan = session.run, session.plan
+    loss = RecordMSELoss() if run.regression else nn.CrossEntropyLoss(reduction="none")
+    optimizer = build_optimizer(run.config, session.model)
+    scheduler, by_step = build_scheduler(run.config, optimizer, epochs=run.epochs, steps=plan.shape.steps)
+    session.equip(loss, optimizer, scheduler)
+    for epoch in range(1, run.epochs + 1):
+        session.train_epoch(epoch, scheduler.step if scheduler is not None and by_step else _nothing)
+        if scheduler is not None and not by_step:
+            scheduler.step()
+
+
+def _nothing() -> None:
+    return None
+
+
+def _card(run: Run, given: Given, model: nn.Module) -> ModelCard:
+    facts = given.facts
+    return ModelCard(
+        model={key: value for key, value in to_plain(run.config["model"]).items() if key != "feature_cache"},
+        private=True,
+        regression=run.regression,
+        shape=facts.shape,
+        dtype=str(_record(facts).dtype).removeprefix("torch."),
+        outputs=facts.num_classes,
+        classes=facts.classes,
+        pixels=facts.constants,
+        input_norm=facts.norm,
+        features=features_of(model),
+        source=dict(given.card),
+    )
+
+
+def _released(card: ModelCard, trained: nn.Module) -> LoadedModel:
+    """Return a model of its own with the released weights: nothing that a session knows hangs on it."""
+    model = card.build()
+    model.load_state_dict({name: value.detach().cpu().clone() for name, value in trained.state_dict().items()})
+    return LoadedModel(card, model.eval())
+
+
+def _plain_bounds(bounds: Any) -> list[Any] | None:
+    return None if bounds is None else [np.asarray(end, dtype=np.float64).tolist() for end in bounds]
+
+
+def _seed(random_state: Any) -> int:
+    if isinstance(random_state, np.random.RandomState):
+        return int(random_state.randint(2**31))
+    return random_state
+
+
+@contextlib.contextmanager
+def _global_generators_kept() -> Iterator[None]:
+    """Leave the global generators as they were: a session seeds them for dropout, and a user may rely on them."""
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002 - it is the global one
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+        random.setstate(states[2])

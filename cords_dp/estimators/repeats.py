@@ -1,0 +1,106 @@
+"""What several fits on the same records add up to, where no account keeps the total.
+
+Cross-validation, a grid search and a second ``fit`` each spend ε on the records that they share. `tally` remembers, for
+this process alone, which records every fit has read, and bounds what the most burdened of them pays.
+
+Formal guarantee: none is added; it only adds up. A record is known by a digest under a key that is drawn anew in every
+process. Digests stay in memory, and nothing else of a record is kept. The sum is basic composition: ε and δ of all
+fits that have read one record, which bounds any adaptive sequence of fits that are so chosen. It is a lower limit of
+what was really spent where the same people's data come in other rows, after other transforms, or in another process:
+an account (``account=``) is the way to keep a promise over fits.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+
+from cords_dp.data.record_set import RecordSet, sequential_batches
+from cords_dp.errors import PrivacyWarning
+from cords_dp.planning import PrivacyPlan
+
+_PIECE = 4096
+_KEY = secrets.randbits(128)
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """How often the most burdened record of this fit was read so far, and what that adds up to."""
+
+    fits: int
+    epsilon: float
+    delta: float
+
+
+@dataclass(frozen=True)
+class _Fit:
+    digests: np.ndarray  # sorted
+    epsilon: float
+    delta: float
+    told: int  # the number of fits at which the last warning about these records came
+
+
+_fits: list[_Fit] = []
+
+
+def row_digests(records: RecordSet) -> np.ndarray:
+    """Return a keyed digest of every record, of x and y together: equal records have equal ones."""
+    found = [np.zeros(0, dtype=np.uint64)]
+    for x, y in sequential_batches(records, _PIECE):
+        rows = [np.ascontiguousarray(part.numpy()).reshape(len(y), -1).view(np.uint8) for part in (x, y)]
+        found.append(_hashed(np.concatenate(rows, axis=1)))
+    return np.concatenate(found)
+
+
+def _hashed(rows: np.ndarray) -> np.ndarray:
+    """Hash rows of bytes: a secret random multiplier for each word, summed modulo 2⁶⁴, the upper half of two sums."""
+    words = np.zeros((len(rows), -(-rows.shape[1] // 4)), dtype=np.uint32)
+    words.view(np.uint8)[:, : rows.shape[1]] = rows
+    keys = np.random.Generator(np.random.PCG64DXSM(_KEY)).integers(2**64, size=(2, words.shape[1]), dtype=np.uint64)
+    high, low = ((words.astype(np.uint64) * key).sum(axis=1, dtype=np.uint64) >> np.uint64(32) for key in keys)
+    return (high << np.uint64(32)) | low
+
+
+def tally(digests: np.ndarray, plan: PrivacyPlan) -> Repeated | None:
+    """Add a fit, and return what it adds up to with earlier ones that have read one of its records; None if none has.
+
+    Warns at the second fit, and whenever their number has doubled.
+    """
+    own = np.unique(digests)
+    fits, epsilon, delta = np.ones(len(own)), np.full(len(own), plan.privacy.epsilon), np.full(len(own), _delta(plan))
+    told = 1
+    for earlier in _fits:
+        shared = np.isin(own, earlier.digests, assume_unique=True)
+        fits[shared] += 1
+        epsilon[shared] += earlier.epsilon
+        delta[shared] += earlier.delta
+        told = max(told, earlier.told) if shared.any() else told
+    result = Repeated(int(fits.max(initial=1)), float(epsilon.max(initial=0)), float(delta.max(initial=0)))
+    again = result.fits >= 2 * told
+    _fits.append(_Fit(own, plan.privacy.epsilon, _delta(plan), result.fits if again else told))
+    if again:
+        warnings.warn(_words(result), PrivacyWarning, stacklevel=4)
+    return result if result.fits > 1 else None
+
+
+def _delta(plan: PrivacyPlan) -> float:
+    return 0.0 if plan.noiseless else plan.delta
+
+
+def _words(found: Repeated) -> str:
+    total = f"ε = {found.epsilon:g} at δ = {found.delta:.3g}" if math.isfinite(found.epsilon) else "no privacy at all"
+    why = "" if math.isfinite(found.epsilon) else ", since one of them was not private"
+    return (
+        f"the same records were fitted {found.fits} times in this process, which adds up to {total}{why}: a repeated "
+        "fit, cross-validation or a search spends ε each time. PrivateTuning tries settings within one budget; "
+        "account=FILE keeps the total and refuses what exceeds it. (Said again when the number doubles.)"
+    )
+
+
+def forget() -> None:
+    """Forget all fits: for tests."""
+    _fits.clear()
