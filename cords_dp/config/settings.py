@@ -56,7 +56,8 @@ class PrivacySettings:
 
     epsilon: float = Key(
         partial(number, low=0, high=_MOST_EPSILON, infinite=True), MISSING,
-        "the budget of the whole run, for each record of D and of V; `inf`, or `None` where it is written down, turns clipping and noise off: NOT private",
+        "the budget of the whole run, for each record of D and of V; `inf`, or `None` where it is written down, turns "
+        "clipping and noise off: NOT private",
     ).field()
     delta: float | None = Key(
         partial(number, low=0, high=1), None, "the same; left out it is 1e-5, or a tenth of 1/n if that is less"
