@@ -72,7 +72,11 @@ def runnable(page: Path, *, slow: bool) -> list[Block]:
 
 def fast(code: str) -> str:
     """rdp answers at once; accountants and gradient modes have tests of their own. Estimators take a second anyway."""
-    return re.sub(r"(?<!Classifier\()(?<!Regressor\()epsilon=(\d\.0)\b(?=[,)])", r'epsilon=\1, accountant="rdp", grad_sample_mode="hooks"', code)
+    return re.sub(
+        r"(?<!Classifier\()(?<!Regressor\()epsilon=(\d\.0)\b(?=[,)])",
+        r'epsilon=\1, accountant="rdp", grad_sample_mode="hooks"',
+        code,
+    )
 
 
 def run_command(command: str) -> None:

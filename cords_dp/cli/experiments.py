@@ -1,4 +1,4 @@
-"""Commands about many runs and their results: sweep, reproduce, gains, report."""
+"""Commands about many runs and their results: sweep, reproduce, compare, gains, report."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cords_dp.cli import arguments
-from cords_dp.cli.arguments import add_backend, add_command, add_config, load, out_of, positive
+from cords_dp.cli.arguments import (
+    add_backend,
+    add_command,
+    add_config,
+    add_json,
+    add_overrides,
+    load,
+    out_of,
+    positive,
+)
 from cords_dp.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,6 +28,7 @@ if TYPE_CHECKING:
 def add_commands(commands: Any) -> None:
     _add_sweep(commands)
     _add_reproduce(commands)
+    _add_compare(commands)
     gaining = add_command(
         commands,
         "gains",
@@ -58,6 +68,21 @@ def _add_sweep(commands: Any) -> None:
     parser.add_argument("--seeds", type=positive, default=1, help="runs of each combination (default 1)")
     parser.add_argument("--out", type=Path, help="output folder (default: runs/sweep-NAME of the config)")
     add_backend(parser)
+
+
+def _add_compare(commands: Any) -> None:
+    parser = add_command(
+        commands,
+        "compare",
+        compare_command,
+        "train a config with and without privacy, with and without selection, and say what that costs",
+        "compare configs/glister_dp_digits.py",
+    )
+    parser.add_argument("config", metavar="CONFIG", help="a CORDS config, .py or .yaml")
+    add_overrides(parser)
+    parser.add_argument("--seed", type=int, help="fixes data split and initial weights, never noise")
+    parser.add_argument("--out", type=Path, help="output folder (default: runs/compare-NAME of the config)")
+    add_json(parser)
 
 
 def _add_reproduce(commands: Any) -> None:
@@ -100,6 +125,22 @@ def gains(args: argparse.Namespace) -> int:
 
     gains_experiment(load(args), args.out, not_private=args.not_private, epochs=args.epochs)
     print(f"figure: {args.out / 'gains.png'}\nnumbers: {args.out / 'gains.csv'}")
+    return 0
+
+
+def compare_command(args: argparse.Namespace) -> int:
+    import json
+
+    from cords_dp.config import apply_override
+    from cords_dp.runs.compare import compare
+    from cords_dp.training.log import console
+
+    cfg = load(args)
+    if args.seed is not None:
+        apply_override(cfg, f"train_args.seed={args.seed}")
+    with console(args.verbose):
+        result = compare(cfg, out_of(args, "compare-"), progress=not (args.quiet or args.json))
+    print(json.dumps(result.facts(), indent=2) if args.json else result.text())
     return 0
 
 
