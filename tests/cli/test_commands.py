@@ -18,7 +18,9 @@ from cords_dp.cli.arguments import loading
 from cords_dp.cli.installation import REQUIRED
 
 CONFIGS = REPOSITORY / "configs"
-COMMANDS = "run budget validate data sweep tune reproduce report audit account predict demo check gains completion"
+COMMANDS = (
+    "run budget validate data sweep compare tune reproduce report audit account predict demo check gains completion"
+)
 
 
 def commands():
