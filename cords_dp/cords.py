@@ -1,9 +1,9 @@
 """The only module that imports CORDS.
 
 CORDS 0.0.4 imports a few things that no longer exist (``sklearn.datasets.load_boston``, ``torchtext.data``, ``cgi`` on
-Python 3.13), packages that only some of its strategies and examples use, and, in a git checkout, more of them. While
-CORDS is imported an empty module stands in for each one that is missing or used seldom. A function of such a module
-is looked up when it is called, and fails then if its package is not installed.
+Python 3.13), and packages that only some of its strategies and examples use: extras of ours, or of a git checkout of
+CORDS alone. While CORDS is imported an empty module stands in for each of them. A function of such a module is looked
+up when it is called, and fails then if its package is not installed.
 
 Works with the wheel and with a git checkout of CORDS that stands earlier on ``sys.path``.
 """
@@ -29,25 +29,19 @@ from cords_dp.extras import need
 
 INSTALL_COMMAND = "pip install --no-deps cords==0.0.4"
 
-# Imported by CORDS at module level, used by parts of it that are seldom called, or never.
+# Imported by CORDS at module level: gone, or extras that parts of it use which are seldom called.
 _OPTIONAL_MODULES = (
     "apricot",
     "asyncore",
     "cgi",
     "datasets",
     "h5py",
-    "matplotlib",
-    "matplotlib.pyplot",
     "ray",
     "ray.tune",
     "sentence_transformers",
     "submodlib",
     "torchtext",
     "torchtext.data",
-    "torchvision",
-    "torchvision.datasets",
-    "torchvision.datasets.utils",
-    "torchvision.transforms",
     "transformers",
     "turtle",
     "wandb",
@@ -80,16 +74,8 @@ class _Stub(types.ModuleType):
         return function(*args, **kwargs)
 
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
-        """Return the real class where one is derived from it, as a checkout's TinyImageNet is from torchvision's."""
-        package = self.__name__.split(".")[0]
-        stubs = {n: m for n, m in sys.modules.items() if n.split(".")[0] == package and isinstance(m, _Stub)}
-        for name in stubs:
-            del sys.modules[name]
-        try:
-            return (pkgutil.resolve_name(self.__name__),)
-        except Exception:  # not there: whoever makes such an object is told by its constructor
-            sys.modules.update(stubs)
-            return (type(self.__name__.split(".")[-1], (), {"__init__": self.__call__}),)
+        """Let a class be derived from one that is not there; whoever makes such an object is told so."""
+        return (type(self.__name__.split(".")[-1], (), {"__init__": self.__call__}),)
 
 
 @contextlib.contextmanager
@@ -167,6 +153,8 @@ except ImportError as error:
     missing = (error.name or "").split(".")[0]
     hint = INSTALL_COMMAND if missing == "cords" else f"pip install {missing}"
     raise ToolkitMissingError(f"cords_dp needs {missing or error}. Install it with: {hint}") from error
+except RuntimeError as error:  # a torchvision that was built for another torch
+    raise ToolkitMissingError(f"CORDS cannot be imported: {error}. Install torch and torchvision together") from error
 
 
 def load_config_data(path: str) -> DotMap:

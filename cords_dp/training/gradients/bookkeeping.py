@@ -25,8 +25,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch
-from opacus.layers import DPLSTM
-from opacus.layers.dp_rnn import DPLSTMCell
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
@@ -45,7 +43,6 @@ from cords_dp.training.gradients.contributions import (
     part_of,
     refuse_short_products,
 )
-from cords_dp.training.gradients.lstm import lstm_layer
 from cords_dp.training.gradients.mode import Clipping, GradientMode, LossPerExample, Piece
 
 
@@ -137,7 +134,7 @@ def recorded(
     """Return each weight's part of the records' gradients: the mean over a record's views of ``losses_of(model)``."""
     refuse_short_products(parameters[0].device.type)
     book = Book(parameters, records, views, parameters[0].device)
-    with _ruled_layers(model, book), _fast_recurrences(model, book), _Replaced(book):
+    with _ruled_layers(model, book), _Replaced(book):
         losses = losses_of(model)
     return book.record(losses / views)
 
@@ -171,36 +168,6 @@ def leaves_of(losses: Tensor) -> Iterator[Tensor]:
             elif following not in seen:
                 seen.add(following)
                 waiting.append(following)
-
-
-@contextmanager
-def _fast_recurrences(model: nn.Module, book: Book) -> Iterator[None]:
-    """Let Opacus' LSTMs run by `lstm_layer`; those that it is not for run step by step, and are recorded so."""
-    layers: Iterable[Any] = (m for m in model.modules() if type(m) is DPLSTM)
-    replaced = [m for m in layers if not m.dropout and "forward_layer" not in vars(m)]
-    for module in replaced:
-        module.forward_layer = partial(_lstm_layer, book, module.forward_layer)
-    try:
-        yield
-    finally:
-        for module in replaced:
-            del module.forward_layer
-
-
-def _lstm_layer(
-    book: Book, step_by_step: Callable[..., Any], x: Tensor, h_0: Tensor, c_0: Tensor, *rest: Any, **options: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    cell = options["cell"]
-    weights = [*cell.ih.parameters(), *cell.hh.parameters()]
-    if options["is_packed"] or type(cell) is not DPLSTMCell or not all(book.holds(w) for w in weights):
-        return step_by_step(x, h_0, c_0, *rest, **options)
-    weight, bias = cell.hh.weight, cell.hh.bias
-    book.expect(x.transpose(0, 1), (weight, bias))
-
-    def written(a: Tensor, g: Tensor) -> None:
-        write_linear(book, weight, bias, *(side.reshape(book.records, -1, side.shape[-1]) for side in (a, g)))
-
-    return lstm_layer(cell, x, h_0, c_0, reverse=options["reverse_layer"], token=book.token, written=written)
 
 
 class _Layer:
@@ -368,12 +335,9 @@ class _Linear(_Layer):
         return g @ self.weight
 
     def write(self, g: Tensor, x: Tensor, kept: Sequence[Tensor]) -> None:
-        write_linear(self.book, self.weight, self.bias, self.per_record(x), self.per_record(g))
-
-
-def write_linear(book: Book, weight: Tensor, bias: Tensor | None, a: Tensor, g: Tensor) -> None:
-    book.write(weight, lambda: Positions(a, g))
-    book.write(bias, lambda: GradientRows(g[:, 0] if g.shape[1] == 1 else g.sum(dim=1)))
+        a, g = self.per_record(x), self.per_record(g)
+        self.book.write(self.weight, lambda: Positions(a, g))
+        self.book.write(self.bias, lambda: GradientRows(g[:, 0] if g.shape[1] == 1 else g.sum(dim=1)))
 
 
 class _Convolution(_Layer):
