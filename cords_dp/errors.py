@@ -133,6 +133,10 @@ class StorageError(CordsDPError, OSError):
     """Nothing more can be written: the disk is full, or a quota is used up."""
 
 
+class OwnerKeyError(CordsDPError, RuntimeError):
+    """The key of an owner's digests is missing or damaged, or others can read it."""
+
+
 class LostProcessError(CordsDPError, RuntimeError):
     """A process of a run in several has ended, or does not answer."""
 

@@ -18,6 +18,7 @@ settings.register_profile(
 settings.load_profile("cords_dp")
 
 os.environ["CORDS_DP_CACHE"] = "off"  # no test may pass, or be quick, because of what another run left behind
+os.environ["CORDS_DP_KEY"] = "off"  # nor write into the home of who runs it
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

@@ -156,11 +156,12 @@ def imports_of(path) -> set[str]:
 
 
 # which rooms a room may use; those of `OPEN` are open to all
-OPEN = {"errors", "extras", "files"}
+OPEN = {"errors", "extras", "files", "progress"}
 ARROWS = {
     "errors": set(),
     "files": set(),
     "extras": set(),
+    "progress": set(),
     "cords": set(),
     "processes": set(),
     "accounting": set(),

@@ -35,6 +35,7 @@ def add_commands(commands: Any) -> None:
         "data check mine.csv --schema mine.yaml",
         "data check mine.csv --schema mine.yaml --read",
         "data import mine.csv --out mine.parquet",
+        "data digest mine.csv --statement runs/mine/privacy.json",
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     fetch = add_command(actions, "fetch", data_fetch, "fetch a published set once; runs then find it in the folder")
@@ -69,6 +70,10 @@ def add_commands(commands: Any) -> None:
     importing.add_argument("file", type=Path, metavar="FILE", help="a .csv, .tsv, .txt or .data file")
     importing.add_argument("--out", type=Path, required=True, metavar="FILE", help="the .parquet file to write")
     importing.add_argument("--header", metavar="a,b,c", help="the names of the columns of a file that has no header")
+    what = "for the data's owner: is this the file that a privacy statement speaks of? The owner's key tells"
+    digest = add_command(actions, "digest", data_digest, what)
+    digest.add_argument("file", type=Path, metavar="FILE", help="a file or folder of records")
+    digest.add_argument("--statement", type=Path, required=True, metavar="JSON", help="privacy.json of a run")
     for action in (describe, check, importing):
         add_delimiter(action, "a comma, of .tsv files a tab")
         add_json(action)
@@ -168,6 +173,27 @@ def data_import(args: argparse.Namespace) -> int:
         print(f"{found.foreign:,} values hold bytes that are no UTF-8: save the file as UTF-8 and import it again")
     print(f"then: cords-dp data check {args.out} --schema SCHEMA --read")
     return 0
+
+
+def data_digest(args: argparse.Namespace) -> int:
+    """Compare a file with a statement's digests; the answer is no where it is none of the run's files."""
+    from cords_dp.data.owner_digest import owner_digest, owner_key
+
+    try:
+        data = json.loads(args.statement.read_text()).get("about", {}).get("data", {})
+    except (OSError, ValueError):
+        raise ConfigError("--statement", args.statement.name, "cannot be read as a run's privacy.json") from None
+    if not any(file.get("digest") for file in data.get("files", ())):
+        raise ConfigError("--statement", args.statement.name, "holds no digest of a file")
+    if not args.file.exists():
+        raise ConfigError("FILE", args.file.name, "is not there")
+    found = owner_digest(args.file, owner_key(create=False), data["salt"])
+    same = [file["key"] for file in data["files"] if file.get("digest") == found]
+    if same:
+        print(f"{args.file.name} is the statement's {', '.join(same)}")
+    else:
+        print(f"{args.file.name} is none of the statement's files, or its digest was made with another key")
+    return 0 if same else 1
 
 
 def _names(header: str | None) -> list[str] | None:

@@ -28,7 +28,6 @@ import torch
 from filelock import FileLock
 from torch import Tensor
 from torch.utils.data import Dataset
-from tqdm import tqdm
 
 from cords_dp.data.handed_over import as_records
 from cords_dp.data.record_set import RecordSet
@@ -36,6 +35,7 @@ from cords_dp.data.store import LabelledStore
 from cords_dp.errors import DatasetUnavailableError
 from cords_dp.files import remove_stale, sync, write_durably
 from cords_dp.processes import in_order
+from cords_dp.progress import shown_bar
 
 if TYPE_CHECKING:
     from cords_dp.data.half_rows import HalfRows
@@ -192,7 +192,7 @@ class _Reader:
 
     def _read_content(self) -> Iterator[bytes]:
         """What decides the records, in pieces, for a store that has nothing shorter to say."""
-        with tqdm(total=self.size, unit="record", desc="reading", disable=not self._progress, leave=False) as bar:
+        with shown_bar(total=self.size, unit="record", desc="reading", shown=self._progress, leave=False) as bar:
             for x in self.batches(_BATCH):
                 yield str((x.dtype, *x.shape[1:])).encode() + x.cpu().contiguous().numpy().tobytes()
                 bar.update(len(x))
@@ -221,7 +221,7 @@ def _write_features(
     if reader.size >= _MANY and device == "cpu" and hasattr(transform, "prepare_for_many"):
         transform.prepare_for_many(progress)
     start = part.rows if part else 0
-    bar = tqdm(total=reader.size, initial=start, unit="record", desc=transform.name, disable=not progress, leave=False)
+    bar = shown_bar(total=reader.size, initial=start, unit="record", desc=transform.name, shown=progress, leave=False)
 
     def compute(x: Tensor) -> np.ndarray:
         with np.errstate(over="ignore"):  # a feature that half precision cannot hold makes its record void

@@ -21,12 +21,12 @@ from pathlib import Path
 
 import numpy as np
 from filelock import FileLock
-from tqdm import tqdm
 
 from cords_dp.data.published import read_tiny_imagenet
 from cords_dp.data.store import RawData
 from cords_dp.errors import DatasetUnavailableError
 from cords_dp.files import replacing
+from cords_dp.progress import shown_bar
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +140,7 @@ def _download(address: str, label: str) -> bytes:
     parts = []
     with urllib.request.urlopen(address, timeout=60) as response:
         size = int(response.headers.get("Content-Length") or 0) or None
-        with tqdm(total=size, unit="B", unit_scale=True, desc=label) as bar:
+        with shown_bar(total=size, unit="B", unit_scale=True, desc=label) as bar:
             while chunk := response.read(1 << 18):
                 parts.append(chunk)
                 bar.update(len(chunk))

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from tqdm import tqdm
 
 from cords_dp.models.dead_leaves import dead_leaves
+from cords_dp.progress import shown_bar
 
 SIDE = 6  # of a patch
 COUNT = 800
@@ -80,7 +80,7 @@ def _k_means(patches: np.ndarray, random: np.random.Generator) -> np.ndarray:
     """Spherical k-means on whole numbers: nothing depends on the order in which a library adds."""
     data = torch.from_numpy(patches)
     filters = patches[random.random(len(patches)).argsort()[:COUNT]]
-    for _ in tqdm(range(_ROUNDS), desc="k-means", unit="round", leave=False):
+    for _ in shown_bar(range(_ROUNDS), desc="k-means", unit="round", leave=False):
         transposed = torch.from_numpy(filters.T.copy())
         nearest = np.concatenate([(part @ transposed).numpy().argmax(axis=1) for part in data.split(20_000)])
         sums = np.zeros(filters.shape)  # whole numbers below 2⁵³

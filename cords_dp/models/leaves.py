@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from tqdm import tqdm
 
 from cords_dp.models.dead_leaves import dead_leaves
 from cords_dp.models.features import unit_mean_square
 from cords_dp.models.leaf_filters import CHANNELS, COUNT, SIDE, contrast_patches, leaf_filters
 from cords_dp.models.scattering import compile_scattering, scattering_maps
 from cords_dp.models.whitening import POWER, Whitening, remembered_whitening
+from cords_dp.progress import shown_bar
 
 _VERSION = 1  # of what is computed here: part of the names of files that hold it
 _SCALE = 16  # pixels that an image's shorter side is brought to, about, before patches are looked at
@@ -62,7 +62,7 @@ class Leaves:
     def prepare_for_many(self, progress: bool) -> None:
         """Compile the wavelets, which pays from a few thousand images on."""
         text = "{desc}, once on this machine … {elapsed}"
-        with tqdm(desc="compiling the wavelets", bar_format=text, disable=not progress, leave=False):
+        with shown_bar(desc="compiling the wavelets", bar_format=text, shown=progress, leave=False):
             compile_scattering(*self.input_shape[1:])
             _whitenings(self.input_shape, self.mirrored)
 

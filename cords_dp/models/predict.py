@@ -32,6 +32,7 @@ from cords_dp.errors import ConfigError, CordsDPError, DataError, ModelUnavailab
 from cords_dp.files import write_durably
 from cords_dp.models.card import FILE, ModelCard
 from cords_dp.models.losses import CHECKPOINT_CLASSES
+from cords_dp.progress import shown_bar
 
 _WEIGHTS = "model.pt"
 _BATCH = 256
@@ -113,7 +114,7 @@ class LoadedModel:
         records = as_records(self._read(Path(path).expanduser(), delimiter))
         identifiers = {} if id_column is None else {id_column: self._identifiers(records, id_column)}
         total = len(records)
-        with tqdm(total=total, unit="record", desc="predict", disable=not progress, leave=False) as bar:
+        with shown_bar(total=total, unit="record", desc="predict", shown=progress, leave=False) as bar:
             outputs = self._outputs(self._shown(records, bar))
         names = records.store.names or list(range(total))
         if self.card.regression:

@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from tqdm import tqdm
 
 from cords_dp.models.dead_leaves import dead_leaves
 from cords_dp.models.heads import LinearHead
 from cords_dp.models.whitening import POWER, Whitening, remembered_whitening
+from cords_dp.progress import shown_bar
 
 ANGLES = 8
 _BATCH = 256
@@ -50,7 +50,7 @@ class Scattering(nn.Module):
     def prepare_for_many(self, progress: bool) -> None:
         """Compile the transform, which pays from a few thousand images on."""
         text = "{desc}, once on this machine … {elapsed}"
-        with tqdm(desc="compiling the wavelets", bar_format=text, disable=not progress, leave=False):
+        with shown_bar(desc="compiling the wavelets", bar_format=text, shown=progress, leave=False):
             compile_scattering(*self.input_shape[1:])
             _prior(self.input_shape)
 

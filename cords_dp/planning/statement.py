@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,11 @@ from cords_dp.accounting.membership_risk import risk_of_bound
 from cords_dp.files import write_durably
 from cords_dp.planning.build import price_of_selection
 from cords_dp.planning.plan import PrivacyPlan, before_amplification
+from cords_dp.planning.protection import protected, relation_words, unprotected
 from cords_dp.planning.schedule import TRAINING
+from cords_dp.planning.statement_page import about_rows, statement_page
 
-STATEMENT = ("privacy.json", "privacy.md")
+STATEMENT = ("privacy.json", "privacy.md", "privacy.html")
 NOT_COVERED = (
     "choosing hyper-parameters by looking at results on the same private data (cords_dp tune pays for that)",
     "side channels of floating-point arithmetic",
@@ -34,22 +36,32 @@ _NOT_PRIVATE = (
 )
 
 
-def privacy_report(plan: PrivacyPlan, ledger: Ledger, *, unused_keys: Sequence[str] = ()) -> dict[str, Any]:
-    """Collect everything that ``privacy.json`` holds. Public values only."""
+def privacy_report(
+    plan: PrivacyPlan, ledger: Ledger, *, unused_keys: Sequence[str] = (), about: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Collect everything that ``privacy.json`` holds. Public values only.
+
+    about: which data, when, with which versions, which model and account (`training.provenance`).
+    """
+    known = {} if about is None else {"about": dict(about)}
     if plan.noiseless:
         return {
             "private": False,
             "statement": "NOT PRIVATE: epsilon = inf (or None). This run gives no privacy guarantee.",
+            **known,
         }
     planned, charged = plan.cost(), plan.spent(ledger)
     return {
         "private": not plan.privacy.reproducible_noise,
         "statement": _NOT_PRIVATE + _guarantee(plan) if plan.privacy.reproducible_noise else _guarantee(plan),
         "unit": "one record of the training set D" + (" or of the validation set V" if _v_charged(plan) else ""),
+        "protects": protected(plan),
+        "does_not_protect": unprotected(plan),
         "neighbouring_relation": (
             "zero-out: one record is replaced by a null record that contributes the zero vector to every query; "
             "the number of records and their indices are public"
         ),
+        "other_relations": relation_words(plan),
         "epsilon_allowed": plan.privacy.epsilon,
         # what was charged can exceed the plan only if the plan was changed by hand; then it is what counts
         "epsilon": max(planned.epsilon, charged.epsilon),
@@ -71,15 +83,17 @@ def privacy_report(plan: PrivacyPlan, ledger: Ledger, *, unused_keys: Sequence[s
         "ledger": ledger.to_dict(),
         "not_covered": list(NOT_COVERED),
         "exact_metrics_of_private_records": plan.privacy.exact_metrics,
+        **known,
     }
 
 
 def write_statement(folder: Path, report: dict[str, Any]) -> str:
-    """Write a report as privacy.json and as privacy.md, and return the latter."""
-    data, text = STATEMENT
+    """Write a report as privacy.json, as privacy.md and as a page to print, privacy.html; return privacy.md."""
+    data, text, page = STATEMENT
     markdown = privacy_markdown(report)
     write_durably(folder / data, json.dumps(report, indent=2))
     write_durably(folder / text, markdown)
+    write_durably(folder / page, statement_page(report))
     return markdown
 
 
@@ -87,7 +101,7 @@ def privacy_markdown(report: dict[str, Any]) -> str:
     """Render ``privacy.md``: the same facts for a reader."""
     if "mechanisms" not in report:  # no noise at all
         return f"# Privacy\n\n{report['statement']}\n"
-    lines = ["# Privacy", "", report["statement"], "", "## What was done", ""]
+    lines = ["# Privacy", "", report["statement"], "", *_about_lines(report), "## What was done", ""]
     lines += ["| phase | mechanism | parameters | count |", "|---|---|---|---|"]
     for m in report["mechanisms"]:
         lines.append(f"| {m['phase']} | {m['mechanism']} | {m['parameters']} | {m['count']} |")
@@ -122,6 +136,7 @@ def privacy_markdown(report: dict[str, Any]) -> str:
         "",
         f"- Unit: {report['unit']}.",
         f"- Neighbouring relation: {report['neighbouring_relation']}.",
+        *([f"- {report['other_relations']}"] if report.get("other_relations") else []),
         f"- Validation set: {report['validation_set']}",
         *([f"- Published subset: {report['published_subset']}"] if report.get("published_subset") else []),
         *_unused_sentence(report.get("unused_keys") or ()),
@@ -132,6 +147,17 @@ def privacy_markdown(report: dict[str, Any]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _about_lines(report: Mapping[str, Any]) -> list[str]:
+    """Render which run it is, whom it protects and whom not."""
+    rows = about_rows(report.get("about") or {})
+    lines = ["## Which run", "", "| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows), ""]
+    lines = lines if rows else []
+    for title, items in (("Whom it protects", "protects"), ("Whom it does not protect", "does_not_protect")):
+        if report.get(items):
+            lines += [f"## {title}", "", *(f"- {item}" for item in report[items]), ""]
+    return lines
 
 
 def _guarantee(plan: PrivacyPlan) -> str:
@@ -178,12 +204,17 @@ def _evaluation_fields(plan: PrivacyPlan) -> dict[str, str]:
         "neighbouring relation": "zero-out, both directions; n is public",
         "trust model": "central: those who run the training see the records, those who get the model do not",
         "what is released": "the model, every step's weights, and the values listed under “What was done”",
-        "mechanisms and sensitivity": "Poisson-subsampled and plain Gaussian, exponential; listed with sensitivities",
+        "mechanisms and sensitivity": f"{_used(plan)}; listed with sensitivities",
         "implementation": "float64 noise from AES-128 in counter mode, keyed by the operating system"
         + ("; drawn as a sum of four" if plan.privacy.secure_noise else ""),
         "data collection and security": "not covered: the records, cached features and logs of the machine itself",
         "side channels": "time and memory are not covered",
     }
+
+
+def _used(plan: PrivacyPlan) -> str:
+    """Name the mechanisms that the run uses."""
+    return ", ".join(dict.fromkeys(row["mechanism"].partition(",")[0] for row in mechanism_rows(plan)))
 
 
 def _v_charged(plan: PrivacyPlan) -> bool:

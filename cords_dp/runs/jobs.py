@@ -21,7 +21,7 @@ __all__ = ["RESULT", "Job", "Work", "execute", "grid_jobs", "kept_files", "parse
 RESULT = "result.json"
 Work = Callable[[Mapping[str, Any]], dict[str, bytes]]  # a function of a module: it is sent to other processes
 # what a table or a report needs; weights and checkpoints stay where the run was made
-_KEPT = (RESULT, "config.yaml", "metrics.csv", "privacy.json", "privacy.md", "about.json")
+_KEPT = (RESULT, "config.yaml", "metrics.csv", "privacy.json", "privacy.md", "privacy.html", "about.json")
 
 
 def execute(config: Mapping[str, Any]) -> dict[str, bytes]:

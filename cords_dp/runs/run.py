@@ -8,12 +8,10 @@ them. No record is looked at for either, and nothing is charged.
 
 from __future__ import annotations
 
-import io
 import json
 import math
-import platform
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +25,14 @@ from cords_dp.config import thawed_copy, to_plain
 from cords_dp.data.record_set import sequential_batches
 from cords_dp.files import remove_stale, write_durably
 from cords_dp.planning.mechanism import Mechanism
+from cords_dp.planning.statement import STATEMENT
 from cords_dp.processes import current_world, keep_freed_memory
+from cords_dp.progress import quiet
+from cords_dp.runs.model_readme import write_model_readme
 from cords_dp.selection.align import Align
 from cords_dp.training.handover import explaining_full_disks, model_card
 from cords_dp.training.log import console
+from cords_dp.training.provenance import versions, weights
 from cords_dp.training.resolve import resolve
 from cords_dp.training.trainer import TrainClassifier
 
@@ -88,9 +90,10 @@ def run_experiment(cfg: DotMap | dict[str, Any], out: str | Path, *, progress: b
     """Train as the config says and write everything about the run into ``out``.
 
     config.yaml (resolved: with the batch size and learning rate that were used), metrics.csv (one row per evaluated
-    epoch), CORDS' log, privacy.json and privacy.md, model.pt (a plain state_dict) and model.json (what a prediction
-    needs beside it), about.json (for the report), result.json (the summary); subset.json only where the config asks to
-    publish it. The privacy statement is there before the model is.
+    epoch), CORDS' log, the privacy statement (privacy.json, privacy.md, and privacy.html to print), model.pt (a plain
+    state_dict) and model.json (what a prediction needs beside it), README.md (a model card), about.json (for the
+    report), result.json (the summary); subset.json only where the config asks to publish it. The privacy statement is
+    there before the model is. ``progress=False`` is quiet: only warnings are shown, on stderr.
     """
     return run_and_hand_over(cfg, out, progress=progress)[1]
 
@@ -99,6 +102,13 @@ def run_and_hand_over(
     cfg: DotMap | dict[str, Any], out: str | Path, *, progress: bool = True
 ) -> tuple[TrainClassifier, RunResult]:
     """Do what `run_experiment` does; also return the trainer, with its model and data."""
+    with nullcontext() if progress else console(False), quiet(not progress):
+        return _run_and_hand_over(cfg, out, progress=progress)
+
+
+def _run_and_hand_over(
+    cfg: DotMap | dict[str, Any], out: str | Path, *, progress: bool
+) -> tuple[TrainClassifier, RunResult]:
     keep_freed_memory()
     out = Path(out)
     cfg = _into(cfg, out)
@@ -119,13 +129,18 @@ def _written(trainer: TrainClassifier, out: Path) -> RunResult:
     """Write what a run leaves besides its statement; the summary last."""
     write_durably(out / "config.yaml", yaml.safe_dump(to_plain(trainer.run.config), sort_keys=False))
     trainer.history.to_csv(out / "metrics.csv")
-    write_durably(out / "model.pt", _weights(trainer))
+    assert trainer.model is not None
+    write_durably(out / "model.pt", weights(trainer.model))
     if trainer.run.subset.publish_subset:
         write_durably(out / "subset.json", json.dumps(trainer.published_rows()))
-    if about := about_run(trainer, out, model_card(trainer).classes):
+    card = model_card(trainer)
+    if about := about_run(trainer, out, card.classes):
         write_durably(out / "about.json", json.dumps(about, indent=2))
     result = _summary(trainer, out)
     facts = {**result.facts(), "versions": versions()}
+    statement = out / STATEMENT[0]
+    report = json.loads(statement.read_text()) if statement.is_file() else {}
+    write_model_readme(out, json.loads(card.to_json()), facts, report)
     write_durably(out / "result.json", json.dumps(_json_safe(facts), indent=2))
     return result
 
@@ -138,13 +153,6 @@ def _into(cfg: DotMap | dict[str, Any], out: Path) -> DotMap:
             continue  # found and named by resolve
         copy[section] = {**copy.get(section, {}), key: str(out)}
     return DotMap(copy)
-
-
-def _weights(trainer: TrainClassifier) -> bytes:
-    assert trainer.model is not None
-    buffer = io.BytesIO()
-    torch.save(trainer.model.state_dict(), buffer)
-    return buffer.getvalue()
 
 
 def _summary(trainer: TrainClassifier, out: Path) -> RunResult:
@@ -167,17 +175,6 @@ def _summary(trainer: TrainClassifier, out: Path) -> RunResult:
         selection_seconds=trainer.shown_seconds(trainer.selection_seconds),
         out=str(out),
     )
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of what a result depends on."""
-    found = {"python": platform.python_version()}
-    for package in ("cords-dp", "cords", "torch", "opacus", "prv-accountant", "dp-accounting"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
-    return found
 
 
 def _json_safe(value: Any) -> Any:

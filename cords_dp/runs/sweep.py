@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Protocol
 
 import pandas as pd
-from tqdm import tqdm
 
 from cords_dp.files import write_durably
+from cords_dp.progress import shown_bar
 from cords_dp.runs.jobs import RESULT, Job
 from cords_dp.runs.workers import Failed, Finished, Happening, Started
 
@@ -46,7 +46,7 @@ def run_jobs(
     failures: dict[str, str] = {}
     running = 0
     done = len(jobs) - len(pending)
-    with tqdm(total=len(jobs), initial=done, desc=title, unit="run", smoothing=0, disable=not progress) as bar:
+    with shown_bar(total=len(jobs), initial=done, desc=title, unit="run", smoothing=0, shown=progress) as bar:
         for happening in backend.run(pending) if pending else ():
             if isinstance(happening, Started):
                 running += 1

@@ -17,6 +17,7 @@ from cords_dp.files import out_of_space, write_durably
 from cords_dp.models.card import FILE as MODEL_CARD
 from cords_dp.models.card import ModelCard, features_of
 from cords_dp.planning.statement import STATEMENT, privacy_report, write_statement
+from cords_dp.training.provenance import about_run
 
 if TYPE_CHECKING:
     from cords_dp.training.trainer import TrainClassifier
@@ -27,14 +28,16 @@ _OF_A_RUN = ("model.pt", "subset.json", "about.json", "result.json")
 
 
 def hand_over(trainer: TrainClassifier, folders: Sequence[Path]) -> None:
-    """Write model.json and, of a private run, privacy.json and privacy.md into each folder.
+    """Write model.json and, of a private run, privacy.json, privacy.md and privacy.html into each folder.
 
     What an earlier run left there goes first: a statement belongs to one model.
     """
     withdraw(folders, (*_WRITTEN, *_OF_A_RUN) if trainer.output_dir is not None else _WRITTEN)
     for folder in folders:
         if trainer.plan is not None:
-            write_statement(folder, privacy_report(trainer.plan, trainer.ledger, unused_keys=trainer.run.unused))
+            about = about_run(trainer, folder)
+            report = privacy_report(trainer.plan, trainer.ledger, unused_keys=trainer.run.unused, about=about)
+            write_statement(folder, report)
         write_durably(folder / MODEL_CARD, model_card(trainer).to_json())
 
 

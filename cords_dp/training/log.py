@@ -33,6 +33,7 @@ from tqdm import tqdm
 
 from cords_dp.errors import ConfigError, how_to_install
 from cords_dp.planning import PrivacyPlan
+from cords_dp.progress import shown_bar
 from cords_dp.training.metrics import ALL_LABELS, History, scores
 from cords_dp.training.resolve import Run
 
@@ -90,7 +91,7 @@ def log_results(
 
 def progress_bar(name: str, steps: int, *, done: int = 0, secret_pool: bool, shown: bool) -> tqdm:
     """Return a bar of a run's steps. ``done``: how many an earlier attempt took."""
-    return tqdm(
+    return shown_bar(
         total=steps or None,
         initial=done,
         unit="step",
@@ -98,7 +99,7 @@ def progress_bar(name: str, steps: int, *, done: int = 0, secret_pool: bool, sho
         mininterval=0.5,
         # where the pool is secret, the time of a step follows its size
         bar_format="{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} steps" if secret_pool else None,
-        disable=not shown,
+        shown=shown,
         leave=False,
     )
 

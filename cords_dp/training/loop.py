@@ -54,6 +54,7 @@ from cords_dp.planning import Cost, PrivacyPlan
 from cords_dp.planning.statement import privacy_report, write_statement
 from cords_dp.processes import current_world
 from cords_dp.training.poisson import Batch
+from cords_dp.training.provenance import about_files, about_now
 from cords_dp.training.resolve import resolve
 from cords_dp.training.session import PrivateSession
 
@@ -220,11 +221,13 @@ class PrivateLoader:
         return self._session.spent()
 
     def statement(self, folder: str | Path | None = None) -> str:
-        """Write privacy.json and privacy.md, by default beside the log, and return the latter.
+        """Write privacy.json, privacy.md and privacy.html, by default beside the log; return privacy.md.
 
         It begins with what only the loop's author can know: whether the loop decides anything by exact values.
         """
-        report = privacy_report(self.plan, self.ledger, unused_keys=self._run.unused)
+        data = {**about_files({}, built=False), "records": {"D": self.plan.shape.n, "V": self.plan.shape.n_validation}}
+        about = {**about_now(self._session.reservation), "data": data, "model": None}
+        report = privacy_report(self.plan, self.ledger, unused_keys=self._run.unused, about=about)
         if report["private"]:
             report["statement"] = _ONLY_IF + report["statement"]
         if "not_covered" in report:

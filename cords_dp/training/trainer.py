@@ -60,6 +60,7 @@ from cords_dp.training.log import (
 )
 from cords_dp.training.metrics import History, Measuring, measured_for, scores
 from cords_dp.training.optim import build_optimizer, build_scheduler, planned_learning_rate
+from cords_dp.training.provenance import about_files
 from cords_dp.training.resolve import Run, resolve
 from cords_dp.training.session import PrivateSession, share_of
 
@@ -72,7 +73,7 @@ class TrainClassifier(cords.TrainClassifier):
     The config is a DotMap, a dict or the path of a file. What is set on ``cfg`` until `train` is called counts.
 
     After `train`: ``model`` is the released model, ``plan`` and ``ledger`` say what it cost, ``history`` what was
-    measured. Beside the log lie privacy.md and privacy.json, if the strategy is private, and model.json, with which
+    measured. Beside the log lie the privacy statement, if the strategy is private, and model.json, with which
     `cords_dp.load_model` reads a checkpoint (``ckpt.is_save``) or a ``state_dict`` that is saved there as model.pt.
     Each call of `train` is a run of its own.
     """
@@ -111,6 +112,7 @@ class TrainClassifier(cords.TrainClassifier):
         self._remarks: list[str] = []
         self._constants: PixelConstants | None = None  # of the configured dataset's pixels
         self._rows_of_train: np.ndarray | None = None
+        self.data_files: dict[str, Any] = {}  # what the statement says of them
         self.__dict__.pop("session", None)
 
     # -- CORDS' building blocks -------------------------------------------------------------------
@@ -188,6 +190,8 @@ class TrainClassifier(cords.TrainClassifier):
         self.session = self._new_session()
         data = data or self._dataset()
         self._rows_of_train = as_records(data.train).file_rows() if self.built else None
+        if self.world.main and self.plan is not None:
+            self.data_files = about_files(self.run.config["dataset"], built=self.built)
         self.session.open(data, self.model, built=self.built, progress=self.show_progress)
 
     def _dataset(self) -> Splits:

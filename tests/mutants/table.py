@@ -1484,9 +1484,33 @@ _ESTIMATORS = [
     ),
 ]  # fmt: skip
 
+DIGEST, PROVENANCE = "data/test_owner_digest.py::", "training/test_provenance.py::"
+_STATEMENT = [
+    _mutant(
+        "plain-digest", "the statement's digest of private files has no key: a guess of their content can be confirmed",
+        ("hmac.new(key, json.dumps([salt, contents]).encode()", 'hmac.new(b"", json.dumps([salt, contents]).encode()'),
+        DIGEST + "test_without_the_key_a_guess_of_the_content_cannot_be_confirmed",
+    ),
+    _mutant(
+        "digest-without-salt", "two statements tell whether the file behind them has changed",
+        ("hmac.new(key, json.dumps([salt, contents]).encode()", 'hmac.new(key, json.dumps(["", contents]).encode()'),
+        PROVENANCE + "test_two_statements_do_not_tell_that_they_are_about_one_file",
+    ),
+    _mutant(
+        "open-key", "the key of an owner's digests can be read by everybody",
+        ("secrets.token_bytes(_SIZE), mode=0o600)", "secrets.token_bytes(_SIZE), mode=0o644)"),
+        DIGEST + "test_the_key_is_drawn_once_and_is_the_owner_s_alone",
+    ),
+    _mutant(
+        "replace-one-at-zero-out-price", "the statement gives replace-one the ε of zero-out",
+        ("ε = {2 * cost.epsilon:.4f}", "ε = {cost.epsilon:.4f}"),
+        "planning/test_protection.py::test_replacing_a_record_is_two_steps_of_zero_out",
+    ),
+]  # fmt: skip
+
 MUTANTS: tuple[Mutant, ...] = (
     *_NOISE, *_CLIPPING, *_HALF_ROWS, *_BOOKKEEPING, *_SAMPLING, *_SELECTION, *_ACCOUNTING, *_LEAKS, *_TABLES, *_FROZEN,
     *_TUNING, *_LOOPS, *_ACCOUNT, *_REGISTERED, *_HANDED_OVER,
-    *_ESTIMATORS,
+    *_ESTIMATORS, *_STATEMENT,
 )  # fmt: skip
 assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS), "two mutants have one name"

@@ -38,7 +38,7 @@ def test_a_run_writes_its_statement_once_and_before_the_model(make_config, tmp_p
     monkeypatch.setattr("cords_dp.training.handover.write_statement", noted)
     run_experiment(make_config("RandomDP", ckpt={"is_save": True}), tmp_path, progress=False)
     assert seen == [(tmp_path, False)]
-    assert [path.parent for path in tmp_path.rglob("privacy.*")] == [tmp_path, tmp_path]
+    assert [path.parent for path in tmp_path.rglob("privacy.*")] == [tmp_path] * 3
     assert [path.parent for path in tmp_path.rglob("model.json")] == [tmp_path]
 
 

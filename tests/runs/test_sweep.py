@@ -132,7 +132,8 @@ def test_rows_carry_hash_seed_and_versions(make_config, tmp_path):
     assert 0 < row["accuracy"] <= 1
     assert row["epsilon"] <= 3.0
     kept = {p.name for p in (tmp_path / "runs" / jobs[0].id).iterdir()}
-    assert kept == {"result.json", "config.yaml", "metrics.csv", "privacy.json", "privacy.md", "about.json"}
+    statement = {"privacy.json", "privacy.md", "privacy.html"}
+    assert kept == {"result.json", "config.yaml", "metrics.csv", "about.json"} | statement
 
 
 # --- workers -------------------------------------------------------------------------------------------------

@@ -61,20 +61,20 @@ def test_whoever_starts_over_is_told_what_the_interrupted_run_has_spent(make_con
     assert 0 < spent < 3
     capsys.readouterr()
     run_experiment(make_config("RandomDP"), tmp_path, progress=False)
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "WARNING" in line]
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "WARNING" in line]
     assert f"has spent epsilon {spent:.4f} on D" in line
     assert "--resume (ckpt.is_load) would have continued it" in line
     run_experiment(make_config("RandomDP"), tmp_path, progress=False)  # that one did end
-    assert "WARNING" not in capsys.readouterr().out
+    assert "WARNING" not in capsys.readouterr().err
 
 
 def test_whoever_resumes_is_not_warned_and_another_plan_needs_its_own_config(make_config, tmp_path, capsys):
     interrupted_run(make_config, tmp_path)
     run_experiment(make_config("RandomDP", ckpt={"is_load": True}), tmp_path, progress=False)
-    assert "did not end" not in capsys.readouterr().out
+    assert "did not end" not in capsys.readouterr().err
     interrupted_run(make_config, tmp_path)
     run_experiment(make_config("RandomDP", privacy={"epsilon": 5.0}), tmp_path, progress=False)
-    assert "(ckpt.is_load), with the config of that run, would have" in capsys.readouterr().out
+    assert "(ckpt.is_load), with the config of that run, would have" in capsys.readouterr().err
 
 
 def test_a_ledger_that_cannot_be_read_is_warned_about(make_config, tmp_path, capsys):
@@ -82,11 +82,12 @@ def test_a_ledger_that_cannot_be_read_is_warned_about(make_config, tmp_path, cap
     (ledger,) = tmp_path.rglob("ledger.jsonl")
     ledger.write_text(ledger.read_text().replace("poisson", "passion", 1))
     run_experiment(make_config("RandomDP"), tmp_path, progress=False)
-    assert "has spent is unknown" in capsys.readouterr().out
+    assert "has spent is unknown" in capsys.readouterr().err
 
 
 def test_a_resumed_bar_begins_at_the_steps_that_are_done(make_config, tmp_path, monkeypatch):
     interrupted_run(make_config, tmp_path)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     bars = []
     monkeypatch.setattr(
         "cords_dp.training.trainer.progress_bar",

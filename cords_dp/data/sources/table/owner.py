@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pa_parquet
-from tqdm import tqdm
 
 from cords_dp.data.sources.table.encoding import as_texts, faults
 from cords_dp.data.sources.table.files import CSV_SUFFIXES, QuotedCsv, TableFile
@@ -28,6 +27,7 @@ from cords_dp.data.sources.table.schema import Categorical, Column, Schema
 from cords_dp.data.sources.table.source import single_column_hint, table_file
 from cords_dp.errors import ConfigError, DataError
 from cords_dp.files import replacing
+from cords_dp.progress import shown_bar
 
 _ROWS = 1 << 16
 _REPLACED = "\ufffd"  # what bytes that are no UTF-8 are read as
@@ -68,7 +68,7 @@ def _write(file: QuotedCsv, out: Path) -> Imported:
     records = file.records()
     with (
         pa_parquet.ParquetWriter(out, schema) as parquet,
-        tqdm(unit="record", desc=f"reading {file.path.name}", disable=None, leave=False) as bar,
+        shown_bar(unit="record", desc=f"reading {file.path.name}", leave=False) as bar,
     ):
         while piece := list(itertools.islice(records, _ROWS)):
             rows = [record.fields for record in piece if record.fields is not None]

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from filelock import FileLock
 from torch import Tensor
-from tqdm import tqdm
 
 from cords_dp.data.sources.table.encoding import Encoding
 from cords_dp.data.sources.table.files import TableFile
@@ -26,6 +25,7 @@ from cords_dp.data.sources.table.schema import Categorical
 from cords_dp.data.store import Store
 from cords_dp.errors import ConfigError, DataError, DatasetUnavailableError
 from cords_dp.files import remove_stale, replacing, write_durably
+from cords_dp.progress import shown_bar
 
 _NOTE = """These files hold private records in plain: compact copies of tables that were trained on (dataset.cache).
 Only their owner can read them. They can be removed at any time; a run makes them again.
@@ -138,7 +138,7 @@ def _mapped(stored: Path | BinaryIO, file: TableFile, encoding: Encoding) -> np.
 def _convert(file: TableFile, encoding: Encoding, out: BinaryIO, target: bool, bounds: Range | None) -> None:
     schema = encoding.schema
     names = [column.name for column in schema.columns] + ([schema.target.name] if target else [])
-    with tqdm(unit="record", desc=f"reading {file.path.name}", disable=None, leave=False) as bar:
+    with shown_bar(unit="record", desc=f"reading {file.path.name}", leave=False) as bar:
         for chunk in file.chunks(names, *(bounds or ())):
             rows = encoding.rows(chunk)
             out.write(rows.tobytes())

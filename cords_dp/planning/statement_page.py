@@ -1,0 +1,140 @@
+"""Renders ``privacy.json`` as one A4 page for whoever has to sign it: ``privacy.html``, which needs no network."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_STYLE = """
+@page { size: A4; margin: 12mm 14mm; }
+* { box-sizing: border-box; }
+body { font: 8.6pt/1.32 "Helvetica Neue", Arial, "Liberation Sans", sans-serif; color: #1d2433; background: #fff;
+       max-width: 182mm; margin: 8mm auto; overflow-wrap: break-word; }
+h1 { font-size: 15pt; margin: 0 0 1mm; }
+h2 { font-size: 9.4pt; margin: 2.6mm 0 .8mm; }
+p, ul, table { margin: 0 0 1mm; }
+ul { padding-left: 4mm; }
+.box { border: .4mm solid #2e7d4f; padding: 2mm 3mm; font-size: 9.4pt; }
+.box.open { border-color: #b3363b; }
+.two { display: grid; grid-template-columns: 1fr 1fr; gap: 0 6mm; }
+table { border-collapse: collapse; width: 100%; }
+th, td { text-align: left; vertical-align: top; padding: .5mm 1.5mm .5mm 0; border-bottom: .2mm solid #d5dae4; }
+th { font-weight: 600; }
+.facts td { overflow-wrap: anywhere; }
+.facts th { white-space: nowrap; width: 1%; padding-right: 4mm; }
+.small { font-size: 7.4pt; line-height: 1.25; color: #444b5a; }
+.sign { margin-top: 5mm; display: grid; grid-template-columns: 1fr 1fr 1fr; gap: 8mm; }
+.sign span { border-top: .2mm solid #1d2433; padding-top: .6mm; }
+@media print { body { margin: 0; max-width: none; } }
+@media (max-width: 40rem) { body { margin: 3mm; } .two { grid-template-columns: 1fr; } }
+"""
+_MOST_ROWS = 8  # more mechanisms would not leave room for the rest of the page
+
+
+def statement_page(report: Mapping[str, Any]) -> str:
+    """Render one page to print. What a report does not hold is left out."""
+    kind = "box" if report.get("private") else "box open"
+    parts = [
+        "<h1>Privacy statement</h1>",
+        f"<p class='{kind}'>{_text(report['statement'])}</p>",
+        _facts("Which run", about_rows(report.get("about") or {})),
+        "<div class=two>",
+        _list("Whom it protects", report.get("protects")),
+        _list("Whom it does not protect", report.get("does_not_protect")),
+        "</div>",
+        _paragraph("What it means", report.get("meaning")),
+        _mechanisms(report.get("mechanisms") or report.get("mechanisms_of_a_trial") or ()),
+        _costs(report),
+        _paragraph("Compared with other definitions", report.get("other_relations")),
+        _list("Not covered", report.get("not_covered"), small=True),
+        "<div class=sign><span>checked by</span><span>on</span><span>signature</span></div>",
+    ]
+    return (
+        "<!doctype html><html lang=en><meta charset=utf-8>"
+        '<meta name=viewport content="width=device-width, initial-scale=1">'
+        f"<title>Privacy statement</title><style>{_STYLE}</style>{''.join(parts)}</html>\n"
+    )
+
+
+def about_rows(about: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what is known about a run, in words: its data, day, model, account and versions."""
+    rows: list[tuple[str, str]] = []
+    data, model, account = (about.get(name) or {} for name in ("data", "model", "account"))
+    if data:
+        rows += [("data", data["name"]), *((file["key"], _file_words(file)) for file in data.get("files") or ())]
+        if data.get("salt") and any(file.get("digest") for file in data["files"]):
+            rows.append(("checked with", "cords-dp data digest FILE --statement privacy.json, by the owner of the key"))
+        counts = [f"{number:,} in {_SETS.get(name, name)}" for name, number in (data.get("records") or {}).items()]
+        rows += [("records", ", ".join(counts))] if counts else []
+    rows += [("date", about["date"])] if about.get("date") else []
+    if "model" in about:
+        rows.append(("model", f"{model['file']}, sha256 {model['sha256']}" if model else "no file was written"))
+    if "account" in about:
+        rows.append(("account", _account_words(account) if account else "none: nothing adds this run to others"))
+    if about.get("versions"):
+        rows.append(("versions", ", ".join(f"{name} {number}" for name, number in about["versions"].items())))
+    return rows
+
+
+_SETS = {"test": "the test set"}
+
+
+def _file_words(file: Mapping[str, Any]) -> str:
+    if file.get("digest"):
+        return f"{file['file']}, keyed digest {file['digest']}"
+    return f"{file['file']} (no digest: {file.get('no_digest')})"
+
+
+def _account_words(account: Mapping[str, Any]) -> str:
+    return (
+        f"{account['file']} (id {account['id']}), ε = {account['epsilon']:g} and δ = {account['delta']:g} for all runs "
+        f"together; {account['runs']} hold {account['share_held']:.1%}, this one with its whole plan; "
+        f"{account['share_left']:.1%} is left"
+    )
+
+
+def _facts(title: str, rows: Sequence[tuple[str, str]]) -> str:
+    if not rows:
+        return ""
+    lines = "".join(f"<tr><th>{_text(name)}</th><td>{_text(value)}</td></tr>" for name, value in rows)
+    return f"<h2>{title}</h2><table class=facts>{lines}</table>"
+
+
+def _list(title: str, items: Sequence[str] | None, *, small: bool = False) -> str:
+    if not items:
+        return ""
+    lines = "".join(f"<li>{_text(item)}</li>" for item in items)
+    return f"<div><h2>{title}</h2><ul{' class=small' if small else ''}>{lines}</ul></div>"
+
+
+def _paragraph(title: str, words: str | None) -> str:
+    return f"<h2>{title}</h2><p>{_text(words)}</p>" if words else ""
+
+
+def _mechanisms(rows: Sequence[Mapping[str, Any]]) -> str:
+    if not rows:
+        return ""
+    names = ("phase", "mechanism", "parameters", "count")
+    lines = "".join(
+        f"<tr>{''.join(f'<td>{_text(row[name])}</td>' for name in names)}</tr>" for row in rows[:_MOST_ROWS]
+    )
+    more = f"<p>… and {len(rows) - _MOST_ROWS} more, in privacy.md.</p>" if len(rows) > _MOST_ROWS else ""
+    head = "".join(f"<th>{name}</th>" for name in names)
+    return f"<h2>What was used</h2><table class=small><tr>{head}</tr>{lines}</table>{more}"
+
+
+def _costs(report: Mapping[str, Any]) -> str:
+    """Say in a line what each set and each phase costs."""
+    if report.get("epsilon_training_data") is None:
+        return ""
+    words = [f"D in total ε = {report['epsilon_training_data']:.4f}"]
+    if report.get("epsilon_validation_data") is not None:
+        words.append(f"V in total ε = {report['epsilon_validation_data']:.4f}")
+    words += [f"{name} alone {bound['epsilon']:.4f}" for name, bound in (report.get("phases") or {}).items()]
+    how = ", ".join(filter(None, [report.get("accountant"), report.get("composition")]))
+    return _paragraph("What it cost", f"{'; '.join(words)}; all at δ = {report['delta']:.3g} at most ({how}).")
+
+
+def _text(value: Any) -> str:
+    return html.escape(str(value))
