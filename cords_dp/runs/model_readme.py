@@ -60,8 +60,9 @@ def model_readme(name: str, card: Mapping[str, Any], result: Mapping[str, Any], 
         "```",
         "",
     ]
-    if card["classes"] and len(card["classes"]) <= _MOST_CLASSES:
-        lines += [f"Classes, in the order of the outputs: {', '.join(card['classes'])}.", ""]
+    classes = list(card["classes"])
+    if classes != list(map(str, range(len(classes)))) and len(classes) <= _MOST_CLASSES:
+        lines += [f"Classes, in the order of the outputs: {', '.join(f'`{one}`' for one in classes)}.", ""]
     lines += ["## Results on the test set", "", "| | |", "|---|---|"]
     lines += [f"| {words} | {value} |" for words, value in metric_rows(result)]
     lines += ["", "## Privacy", "", statement, ""]

@@ -235,7 +235,7 @@ def test_a_run_names_both_commands_whatever_the_file_holds(tmp_path, capsys):
         dataset = {"path": str(tmp_path / "in.csv"), "schema": SCHEMA, "datadir": str(tmp_path / "data")}
         config = config_for("table", "FullDP", dataset=dataset, train_args={"num_epochs": 1, "device": "cpu"},
                             privacy={"epsilon": 8.0, "accountant": "rdp"})  # fmt: skip
-        run_experiment(config, tmp_path / "run", progress=False)
+        run_experiment(config, tmp_path / "run")
         lines = [line for line in capsys.readouterr().out.splitlines() if "data import" in line]
         assert len(lines) == 1
         said.append(lines[0].partition("INFO: ")[2])

@@ -129,7 +129,7 @@ def test_a_key_that_the_mechanism_does_not_use_is_an_error(make_config, changes,
 def test_cords_own_keys_do_not_hinder_a_swap_and_are_named(make_config, tmp_path, capsys):
     cfg = make_config("GLISTERDP", dss_args={"greedy": "RGreedy", "r": 15, "lam": 0.5, "linear_layer": False})
     assert resolve(cfg).unused == ("dss_args.greedy", "dss_args.r", "dss_args.lam", "dss_args.linear_layer")
-    run_experiment(cfg, tmp_path / "out", progress=False)
+    run_experiment(cfg, tmp_path / "out")
     printed = capsys.readouterr().out
     assert printed.count("mechanism 'align' does not use: dss_args.greedy, dss_args.r, dss_args.lam") == 1
     assert "had no effect: dss_args.greedy, dss_args.r, dss_args.lam" in (tmp_path / "out" / "privacy.md").read_text()
@@ -153,7 +153,7 @@ def test_a_fraction_that_full_dp_does_not_take_is_warned_about_on_screen_and_sta
     """CORDS' configs say 0.1, and a swap by one word must work; but whoever writes 0.3 may believe in it."""
     cfg = make_config("FullDP", dss_args={"fraction": 0.3, "select_every": 2, "kappa": 0})
     result = run_experiment(cfg, tmp_path / "out", progress=False)
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if "WARNING" in line]
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "WARNING" in line]
     assert "dss_args.fraction = 0.3 has no effect: FullDP trains on all records" in line
     assert "had no effect: dss_args.fraction" in (tmp_path / "out" / "privacy.md").read_text()
     assert result.fraction == 1.0
