@@ -16,7 +16,6 @@ records, and other fits on them (`repeats`).
 from __future__ import annotations
 
 import contextlib
-import io
 import random
 import warnings
 from collections.abc import Iterator, Mapping
@@ -60,6 +59,8 @@ from cords_dp.planning.statement import privacy_markdown, privacy_report, write_
 from cords_dp.processes import threads_for_steps
 from cords_dp.training.log import quiet_libraries
 from cords_dp.training.optim import build_optimizer, build_scheduler, planned_learning_rate
+from cords_dp.training.provenance import about_handed_over, about_weights
+from cords_dp.training.provenance import weights as model_file
 from cords_dp.training.resolve import Run, resolve
 from cords_dp.training.session import PrivateSession
 from cords_dp.training.strategies import get_strategy
@@ -99,6 +100,7 @@ class Privacy:
     repeated: Repeated | None = None
     unused_keys: tuple[str, ...] = ()
     labels_read: bool = False
+    about: Mapping[str, Any] | None = None
 
     @cached_property
     def spent(self) -> Cost:
@@ -118,7 +120,7 @@ class Privacy:
 
     @cached_property
     def report(self) -> dict[str, Any]:
-        report = privacy_report(self.plan, self.charges, unused_keys=self.unused_keys)
+        report = privacy_report(self.plan, self.charges, unused_keys=self.unused_keys, about=self.about)
         if "not_covered" in report:
             more = [_LABELS_READ] if self.labels_read else []
             report["not_covered"] = [*more, *report["not_covered"]]
@@ -192,7 +194,8 @@ class _PrivateEstimator(BaseEstimator):
         with _global_generators_kept(), quiet_libraries():
             session, card, repeated = _trained(run, given)
         self._loaded = _released(card, session.released)
-        self.privacy_ = Privacy(session.plan, session.ledger, repeated, run.unused, labels_read)
+        about = about_handed_over(session)
+        self.privacy_ = Privacy(session.plan, session.ledger, repeated, run.unused, labels_read, about)
         return self
 
     def _checked(self, X: Any, *, fitting: bool) -> tuple[str, Any]:
@@ -233,17 +236,19 @@ class _PrivateEstimator(BaseEstimator):
         return self._loaded.predict(X) if self._regression else self._loaded.predict_proba(X)
 
     def save(self, folder: str | Path) -> Path:
-        """Write model.json, model.pt, privacy.json and privacy.md, for `cords_dp.load_model` and ``cords-dp predict``.
+        """Write model.json, model.pt and the privacy statement, for `cords_dp.load_model` and ``cords-dp predict``.
 
         What is written is released already: no record, nothing that costs anything.
         """
         check_is_fitted(self)
         folder = Path(folder).expanduser()
         folder.mkdir(parents=True, exist_ok=True)
-        write_statement(folder, self.privacy_.report)
-        weights = io.BytesIO()
-        torch.save(self._loaded.model.state_dict(), weights)
-        write_durably(folder / "model.pt", weights.getvalue())
+        content = model_file(self._loaded.model)
+        report = self.privacy_.report
+        if "about" in report:
+            report = {**report, "about": {**report["about"], "model": about_weights(content)}}
+        write_statement(folder, report)
+        write_durably(folder / "model.pt", content)
         write_durably(folder / MODEL_CARD, self._loaded.card.to_json())
         return folder
 

@@ -54,7 +54,7 @@ from cords_dp.planning import Cost, PrivacyPlan
 from cords_dp.planning.statement import privacy_report, write_statement
 from cords_dp.processes import current_world
 from cords_dp.training.poisson import Batch
-from cords_dp.training.provenance import about_files, about_now
+from cords_dp.training.provenance import about_handed_over
 from cords_dp.training.resolve import resolve
 from cords_dp.training.session import PrivateSession
 
@@ -225,8 +225,7 @@ class PrivateLoader:
 
         It begins with what only the loop's author can know: whether the loop decides anything by exact values.
         """
-        data = {**about_files({}, built=False), "records": {"D": self.plan.shape.n, "V": self.plan.shape.n_validation}}
-        about = {**about_now(self._session.reservation), "data": data, "model": None}
+        about = about_handed_over(self._session)
         report = privacy_report(self.plan, self.ledger, unused_keys=self._run.unused, about=about)
         if report["private"]:
             report["statement"] = _ONLY_IF + report["statement"]

@@ -28,6 +28,7 @@ from cords_dp.data.sources.base import find_source
 from cords_dp.errors import OwnerKeyError
 
 if TYPE_CHECKING:
+    from cords_dp.training.session import PrivateSession
     from cords_dp.training.trainer import TrainClassifier
 
 _FILES = ("path", "labels", "validation_path", "test_path")  # keys of ``dataset`` that name files of records
@@ -51,6 +52,13 @@ def about_now(reservation: Reservation | None) -> dict[str, Any]:
         "versions": versions(),
         "account": None if reservation is None else _about_account(reservation),
     }
+
+
+def about_handed_over(session: PrivateSession) -> dict[str, Any]:
+    """Say the same of a session whose records a program has handed over, and whose model it keeps itself."""
+    sizes = {"D": session.plan.shape.n, "V": session.plan.shape.n_validation}
+    data = {**about_files({}, built=False), "records": {name: size for name, size in sizes.items() if size}}
+    return {**about_now(session.reservation), "data": data, "model": None}
 
 
 def about_files(section: Mapping[str, Any], *, built: bool) -> dict[str, Any]:
@@ -87,11 +95,14 @@ def _about_model(trainer: TrainClassifier, folder: Path) -> dict[str, str] | Non
     """Name the file of weights: of a run's own folder the one that is written next, else a checkpoint that is there."""
     if trainer.output_dir is not None:
         assert trainer.model is not None
-        return {"file": "model.pt", "sha256": hashlib.sha256(weights(trainer.model)).hexdigest()}
+        return about_weights(weights(trainer.model))
     checkpoint = folder / "model.pt"
-    if not checkpoint.is_file():
-        return None
-    return {"file": checkpoint.name, "sha256": hashlib.sha256(checkpoint.read_bytes()).hexdigest()}
+    return about_weights(checkpoint.read_bytes()) if checkpoint.is_file() else None
+
+
+def about_weights(content: bytes) -> dict[str, str]:
+    """Name a model.pt by its content."""
+    return {"file": "model.pt", "sha256": hashlib.sha256(content).hexdigest()}
 
 
 def weights(model: nn.Module) -> bytes:

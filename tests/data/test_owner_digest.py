@@ -19,8 +19,10 @@ def key(tmp_path, monkeypatch):
     return owner_key()
 
 
-def test_the_key_is_drawn_once_and_is_the_owner_s_alone(key, tmp_path):
+def test_the_key_is_drawn_once_and_is_the_owner_s_alone(tmp_path, monkeypatch):
     path = tmp_path / "home" / "digest.key"
+    monkeypatch.setenv("CORDS_DP_KEY", str(path))
+    key = owner_key()
     assert len(key) == 32
     assert owner_key() == key == path.read_bytes()
     assert path.stat().st_mode & 0o777 == 0o600
