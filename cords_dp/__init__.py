@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from cords_dp.config import config_for, load_config
     from cords_dp.errors import CordsDPError
     from cords_dp.estimators.estimator import PrivateClassifier, PrivateRegressor
+    from cords_dp.estimators.tuning import PrivateTuning
     from cords_dp.models.build import register_model
     from cords_dp.models.features import register_features
     from cords_dp.models.predict import load_model
@@ -35,6 +36,7 @@ __all__ = [
     "PrivacyPlan",
     "PrivateClassifier",
     "PrivateRegressor",
+    "PrivateTuning",
     "RandomDPDataLoader",
     "Release",
     "SelectionNoise",
@@ -61,6 +63,7 @@ _HOMES = {
     "PrivacyPlan": "cords_dp.planning",
     "PrivateClassifier": "cords_dp.estimators.estimator",
     "PrivateRegressor": "cords_dp.estimators.estimator",
+    "PrivateTuning": "cords_dp.estimators.tuning",
     "RandomDPDataLoader": "cords_dp.training.loop",
     "Release": "cords_dp.planning",
     "SelectionNoise": "cords_dp.planning",

@@ -186,7 +186,7 @@ ARROWS = {
         "accounting", "config", "data", "models", "noise", "planning", "selection", "training",
     },
     "estimators": {
-        "accounting", "config", "data", "models", "noise", "planning", "processes", "training", "tuning",
+        "accounting", "config", "data", "models", "noise", "planning", "processes", "runs", "training", "tuning",
     },
     # by public names alone (test_docs_site)
     "studies": {"config", "data", "extend", "planning", "report", "runs", "selection"},

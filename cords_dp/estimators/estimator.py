@@ -67,7 +67,7 @@ from cords_dp.training.strategies import get_strategy
 
 _LABELS_READ = "the set of labels, which was read from y and is taken to be public (classes=[...] declares it instead)"
 # Which section of a config a parameter stands in; it has the name that it has there.
-_SECTIONS = {
+SECTIONS = {
     "delta": "privacy",
     "account": "privacy",
     "max_grad_norm": "privacy",
@@ -154,7 +154,7 @@ class _PrivateEstimator(BaseEstimator):
         """Return the config that the parameters amount to; it goes through the same checks as any other."""
         given = self.get_params(deep=False)
         changes: dict[str, dict[str, Any]] = {"privacy": {"epsilon": self.epsilon}, "model": {}}
-        for name, section in _SECTIONS.items():
+        for name, section in SECTIONS.items():
             if given[name] is not None:
                 changes.setdefault(section, {})[name] = str(given[name]) if name == "account" else given[name]
         if kind == kinds.VECTORS and self._bounded:
@@ -421,7 +421,11 @@ def _trained(run: Run, given: Given) -> tuple[PrivateSession, ModelCard, Repeate
     rate = run.learning_rate if run.learning_rate is not None else planned_learning_rate(run.config, plan, model)
     run = run.with_plan(plan, rate)
     session = PrivateSession(run, plan)
-    repeated = tally(row_digests(given.records), plan) if plan.privacy.account is None else None
+    repeated = (
+        tally(row_digests(given.records), plan.privacy.epsilon, 0.0 if plan.noiseless else plan.delta)
+        if plan.privacy.account is None
+        else None
+    )
     try:
         session.open(checked_splits(data, private=True, regression=run.regression), model, built=False)
         with threads_for_steps(model, _record(facts), plan.shape.batch_size), threads_for(session.data.train):

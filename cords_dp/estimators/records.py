@@ -12,7 +12,7 @@ decides whether this fails. The one exception is the set of labels where nobody 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -172,7 +172,7 @@ def read_table_schema(given: Any, x: pd.DataFrame, *, target: str, classes: Any,
     from cords_dp.data.sources.table.schema import Schema, load_schema, read_schema, schema_template
 
     if given is None:
-        file = open_frame(x.drop(columns=target, errors="ignore").assign(**{target: 0}))
+        file = open_frame(with_target(x, np.zeros(len(x)), target))
         template = schema_template(file, target=target, ranges={}, categories={})
         raise ConfigError(
             "schema",
@@ -210,6 +210,18 @@ def table_classes(schema: Any, y: np.ndarray) -> np.ndarray:
         ) from None
 
 
+def with_target(x: pd.DataFrame, y: np.ndarray, name: str) -> pd.DataFrame:
+    """Return a frame with its target; what X itself has under that name goes."""
+    return x.drop(columns=name, errors="ignore").assign(**{name: y})
+
+
+def frame_chunks(frame: pd.DataFrame, names: Sequence[str]) -> Iterator[Any]:
+    """Return the columns of a frame as a table's encoding reads them."""
+    from cords_dp.data.sources.table.files import open_frame
+
+    return open_frame(frame).chunks(names)
+
+
 def table(x: pd.DataFrame, y: np.ndarray, schema: Any) -> Given:
     """Return the rows of a DataFrame, by its schema. A column of the target's name in X is left alone: y counts."""
     from cords_dp.data.sources.table.encoding import NORM, Encoding
@@ -218,8 +230,7 @@ def table(x: pd.DataFrame, y: np.ndarray, schema: Any) -> Given:
     from cords_dp.data.sources.table.store import TableStore
 
     name = schema.target.name
-    frame = x.drop(columns=name, errors="ignore").assign(**{name: y})
-    encoding, file = Encoding(replace(schema, header=None)), open_frame(frame)
+    encoding, file = Encoding(replace(schema, header=None)), open_frame(with_target(x, y, name))
     check_header(file, schema)
     names = [*(column.name for column in schema.columns), name]
     rows = [np.zeros(0, dtype=encoding.row_type), *map(encoding.rows, file.chunks(names))]

@@ -21,7 +21,6 @@ import numpy as np
 
 from cords_dp.data.record_set import RecordSet, sequential_batches
 from cords_dp.errors import PrivacyWarning
-from cords_dp.planning import PrivacyPlan
 
 _PIECE = 4096
 _KEY = secrets.randbits(128)
@@ -65,30 +64,26 @@ def _hashed(rows: np.ndarray) -> np.ndarray:
     return (high << np.uint64(32)) | low
 
 
-def tally(digests: np.ndarray, plan: PrivacyPlan) -> Repeated | None:
-    """Add a fit, and return what it adds up to with earlier ones that have read one of its records; None if none has.
+def tally(digests: np.ndarray, epsilon: float, delta: float) -> Repeated | None:
+    """Add a fit of this cost; return what it adds up to with earlier ones that have read one of its records.
 
-    Warns at the second fit, and whenever their number has doubled.
+    None if there are none. Warns at the second fit, and whenever their number has doubled.
     """
     own = np.unique(digests)
-    fits, epsilon, delta = np.ones(len(own)), np.full(len(own), plan.privacy.epsilon), np.full(len(own), _delta(plan))
+    fits, epsilons, deltas = np.ones(len(own)), np.full(len(own), epsilon), np.full(len(own), delta)
     told = 1
     for earlier in _fits:
         shared = np.isin(own, earlier.digests, assume_unique=True)
         fits[shared] += 1
-        epsilon[shared] += earlier.epsilon
-        delta[shared] += earlier.delta
+        epsilons[shared] += earlier.epsilon
+        deltas[shared] += earlier.delta
         told = max(told, earlier.told) if shared.any() else told
-    result = Repeated(int(fits.max(initial=1)), float(epsilon.max(initial=0)), float(delta.max(initial=0)))
+    result = Repeated(int(fits.max(initial=1)), float(epsilons.max(initial=0)), float(deltas.max(initial=0)))
     again = result.fits >= 2 * told
-    _fits.append(_Fit(own, plan.privacy.epsilon, _delta(plan), result.fits if again else told))
+    _fits.append(_Fit(own, epsilon, delta, result.fits if again else told))
     if again:
         warnings.warn(_words(result), PrivacyWarning, stacklevel=4)
     return result if result.fits > 1 else None
-
-
-def _delta(plan: PrivacyPlan) -> float:
-    return 0.0 if plan.noiseless else plan.delta
 
 
 def _words(found: Repeated) -> str:

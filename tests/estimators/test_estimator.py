@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from frames import QUICK, SCHEMA, blobs, patients, quick
 from sklearn.base import clone
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
@@ -25,7 +26,6 @@ from cords_dp.errors import BudgetExceededError, ConfigError, DataError, Privacy
 from cords_dp.estimators import records, repeats
 from cords_dp.training.resolve import resolve
 
-QUICK = {"privacy": {"accountant": "rdp"}}  # of all upper bounds the one that takes no time
 FRESH = "two fits are equal only without noise, which is fresh and secret whatever random_state says"
 NO_RECORD_DECIDES = "a record that cannot be used contributes nothing: whether a fit ends with an error tells of none"
 OF_BOTH = {"check_fit_idempotent": FRESH, "check_supervised_y_2d": FRESH}
@@ -61,33 +61,6 @@ def test_scikit_learn_s_contract_but_for_what_contradicts_privacy(kind, epsilon)
     failed = {found["check_name"]: found["exception"] for found in results if found["status"] == "failed"}
     assert failed.keys() <= allowed.keys(), failed
     assert len([found for found in results if found["status"] == "passed"]) > 40
-
-
-# --- data that the tests make up ---------------------------------------------------------------------------------
-
-
-def blobs(n=600, width=5, seed=0):
-    rng = np.random.default_rng(seed)
-    y = rng.integers(0, 2, n)
-    return rng.normal(size=(n, width)) + 1.5 * (2 * y[:, None] - 1), y
-
-
-SCHEMA = {
-    "columns": {"age": {"range": [0, 100]}, "sex": {"categories": ["f", "m"]}},
-    "target": {"name": "ill", "classes": ["no", "yes"]},
-    "ignore": ["id"],
-}
-
-
-def patients(n=800, seed=0):
-    rng = np.random.default_rng(seed)
-    age, sex = rng.uniform(0, 100, n), rng.choice(["f", "m"], n)
-    ill = np.where(age + 20 * (sex == "m") + rng.normal(0, 10, n) > 60, "yes", "no")
-    return pd.DataFrame({"id": np.arange(n), "age": age, "sex": sex}), pd.Series(ill, name="ill")
-
-
-def quick(epsilon=3.0, **parameters):
-    return PrivateClassifier(epsilon, **{"config": QUICK, "num_epochs": 5, **parameters})
 
 
 # --- X in all its kinds --------------------------------------------------------------------------------------------

@@ -1479,7 +1479,7 @@ _ESTIMATORS = [
     ),
     _mutant(
         "fits-are-forgotten", "a second fit on the same records counts as the first",
-        ("        epsilon[shared] += earlier.epsilon\n", ""),
+        ("        epsilons[shared] += earlier.epsilon\n", ""),
         REPEATS + "test_a_first_fit_says_nothing_and_a_second_what_both_add_up_to",
     ),
 ]  # fmt: skip

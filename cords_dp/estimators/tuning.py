@@ -1,0 +1,167 @@
+"""`PrivateTuning`: the estimators' door to `cords_dp.tune`, in the place of a grid search.
+
+Formal guarantee: that of the tuning (`tuning.plan`): one (ε, δ) for all trials and the choice among them, for zero-out
+of one row of X and y. Released are the best trial's model, settings and noisy score on V, a share of the rows that is
+split off by their number and the seed alone.
+
+Trials read records from files, so the rows are written to a temporary folder that is the owner's alone (mode 0700), and
+removed at the end. A trial's test set is made up: a row of zeros, or of missing values, for each class.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from sklearn.base import BaseEstimator, ClassifierMixin, clone
+from sklearn.utils.validation import check_is_fitted
+
+from cords_dp.config import merge_into
+from cords_dp.errors import ConfigError
+from cords_dp.estimators import records as kinds
+from cords_dp.estimators.estimator import SECTIONS, PrivateClassifier
+from cords_dp.estimators.records import Given
+from cords_dp.estimators.repeats import Repeated, row_digests, tally
+from cords_dp.models.predict import load_model
+from cords_dp.planning.statement import STATEMENT
+from cords_dp.runs.workers import InThisProcess, LocalWorkers
+from cords_dp.tuning.tune import tune
+
+
+@dataclass(frozen=True)
+class TuningPrivacy:
+    """What a tuning has cost. ``report``: privacy.json. ``statement``: privacy.md. ``repeated``: as in `Privacy`."""
+
+    epsilon: float
+    delta: float
+    statement: str
+    report: Mapping[str, Any]
+    repeated: Repeated | None = None
+
+
+class PrivateTuning(ClassifierMixin, BaseEstimator):
+    """Tries random settings of a `PrivateClassifier` privately and keeps the best model, all within its ``epsilon``.
+
+    estimator: a `PrivateClassifier`. search: its parameters, or a config's keys, and the laws that they are drawn by:
+    ``{"lr": "loguniform(0.01, 1)", "max_grad_norm": [0.5, 1.0, 2.0]}``. trials: the mean of their secret random number.
+    law: of that number, as for `cords_dp.tune`. A trial's score is its noisy accuracy on a share of the rows,
+    ``validation_fraction`` of the estimator. out: a folder that keeps model, settings and statement. workers: processes
+    to run trials in; None runs them in this one.
+
+    After ``fit``: ``best_params_``, ``best_score_`` (noisy), ``best_estimator_``, ``classes_``, ``privacy_``.
+    """
+
+    def __init__(
+        self,
+        estimator: PrivateClassifier,
+        search: Mapping[str, Any],
+        *,
+        trials: float = 10,
+        law: str | float = "geometric",
+        out: str | Path | None = None,
+        workers: int | None = None,
+    ):
+        self.estimator, self.search = estimator, search
+        self.trials, self.law, self.out, self.workers = trials, law, out, workers
+
+    def fit(self, X: Any, y: Any) -> PrivateTuning:
+        """Tune on the rows of X and the labels y; each call spends ε anew."""
+        if not isinstance(self.estimator, PrivateClassifier) or self.estimator.epsilon is None:
+            fix = "trials are scored by how many labels they get right: give a PrivateClassifier with a budget"
+            raise ConfigError("estimator", self.estimator, fix)
+        best: PrivateClassifier = clone(self.estimator)
+        kind, X = best._checked(X, fitting=True)
+        y = best._checked_target(X, y)
+        given, _ = best._given(kind, X, y)
+        search = {f"{SECTIONS[key]}.{key}" if key in SECTIONS else key: law for key, law in self.search.items()}
+        with tempfile.TemporaryDirectory(prefix="cords_dp-") as folder:
+            config = best._config(kind)
+            merge_into(config, {"ckpt": {"is_save": False}, "train_args": {"print_every": 10**6}})
+            config["dataset"] = {
+                **_written(kind, X, y, given, Path(folder)),
+                "validation_fraction": best.validation_fraction,
+            }
+            backend = InThisProcess() if self.workers is None else LocalWorkers(self.workers)
+            out = Path(folder) / "tuning" if self.out is None else Path(self.out).expanduser()
+            repeated = self._tallied(given)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # how often one came would tell the number of trials
+                found = tune(config, search, trials=self.trials, law=self.law, out=out, backend=backend, progress=False)
+            report, markdown = ((out / name).read_text() for name in STATEMENT)
+            self.privacy_ = TuningPrivacy(found.epsilon, found.delta, markdown, json.loads(report), repeated)
+            best._loaded = load_model(out)
+        best.privacy_ = self.privacy_
+        self.best_estimator_, self.classes_ = best, best.classes_
+        self.best_params_, self.best_score_ = found.settings, found.score
+        return self
+
+    def _tallied(self, given: Given) -> Repeated | None:
+        """Count the whole tuning as one fit, before its first trial; an account counts it by itself."""
+        if self.estimator.account is not None:
+            return None
+        assert self.estimator.epsilon is not None
+        delta = self.estimator.delta or min(1e-5, 0.1 / max(1, len(given.records)))
+        return tally(row_digests(given.records), self.estimator.epsilon, delta)
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Return the likeliest class of each row, by the best trial's model."""
+        check_is_fitted(self)
+        return self.best_estimator_.predict(X)
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Return the probabilities of ``classes_``, by the best trial's model."""
+        check_is_fitted(self)
+        return self.best_estimator_.predict_proba(X)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the best model and the tuning's statement, for `cords_dp.load_model`."""
+        check_is_fitted(self)
+        return self.best_estimator_.save(folder)
+
+
+def _written(kind: str, X: Any, y: np.ndarray, given: Given, folder: Path) -> dict[str, Any]:
+    """Write the records for the source that reads them; return the ``dataset`` section."""
+    section: dict[str, Any] = {"name": kind, "datadir": str(folder), "feature": "dss"}
+    if kind == kinds.TABLE:
+        return {**section, **_written_table(X, y, given, folder)}
+    labels = given.records.targets.numpy()
+    places = np.arange(len(given.facts.classes))
+    section["classes"] = list(given.facts.classes)
+    if kind == kinds.TEXTS:
+        lines = {
+            "path": zip(list(X), labels.tolist(), strict=True),
+            "test_path": (("", place) for place in places.tolist()),
+        }
+        for key, pairs in lines.items():
+            content = "".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in pairs)
+            (folder / f"{key}.jsonl").write_text(content)
+        own = {key: str(folder / f"{key}.jsonl") for key in lines}
+        return {**section, **own, "max_length": given.facts.shape[0]}
+    X = np.asarray(X)
+    np.savez(
+        folder / "records.npz", x=X, y=labels, x_test=np.zeros((len(places), *X.shape[1:]), X.dtype), y_test=places
+    )
+    return {**section, "path": str(folder / "records.npz")}
+
+
+def _written_table(X: pd.DataFrame, y: np.ndarray, given: Given, folder: Path) -> dict[str, Any]:
+    import pyarrow as pa
+    import pyarrow.parquet as pa_parquet
+
+    schema, classes = given.card["schema"], given.card["classes"]
+    columns = [column["name"] for column in schema["columns"]]
+    frame = kinds.with_target(X, y, schema["target"]["name"])
+    made_up = pd.DataFrame({**dict.fromkeys(columns, None), schema["target"]["name"]: classes})
+    for key, rows in (("path", frame), ("test_path", made_up)):
+        chunks = kinds.frame_chunks(rows, [*columns, schema["target"]["name"]])
+        tables = [pa.table(chunk) for chunk in chunks]
+        pa_parquet.write_table(pa.concat_tables(tables), folder / f"{key}.parquet")
+    own = {key: str(folder / f"{key}.parquet") for key in ("path", "test_path")}
+    return {**own, "schema": {**schema, "ignore": []}, "cache": False}
