@@ -97,7 +97,7 @@ class PrivateTuning(ClassifierMixin, BaseEstimator):
             report, markdown = ((out / name).read_text() for name in STATEMENT)
             self.privacy_ = TuningPrivacy(found.epsilon, found.delta, markdown, json.loads(report), repeated)
             best._loaded = load_model(out)
-        best.privacy_ = self.privacy_
+        best.privacy_ = self.privacy_  # type: ignore[assignment] - the statement of one trial would be too small
         self.best_estimator_, self.classes_ = best, best.classes_
         self.best_params_, self.best_score_ = found.settings, found.score
         return self
