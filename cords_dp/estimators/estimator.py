@@ -130,6 +130,13 @@ class Privacy:
     def statement(self) -> str:
         return privacy_markdown(self.report)
 
+    def write(self, folder: Path, model: bytes) -> None:
+        """Write the statement beside a model.pt of this content."""
+        report = self.report
+        if "about" in report:
+            report = {**report, "about": {**report["about"], "model": about_weights(model)}}
+        write_statement(folder, report)
+
 
 class _PrivateEstimator(BaseEstimator):
     """What both estimators share. Parameters have the names and meanings of the config's keys (docs/configuration.md).
@@ -244,10 +251,7 @@ class _PrivateEstimator(BaseEstimator):
         folder = Path(folder).expanduser()
         folder.mkdir(parents=True, exist_ok=True)
         content = model_file(self._loaded.model)
-        report = self.privacy_.report
-        if "about" in report:
-            report = {**report, "about": {**report["about"], "model": about_weights(content)}}
-        write_statement(folder, report)
+        self.privacy_.write(folder, content)
         write_durably(folder / "model.pt", content)
         write_durably(folder / MODEL_CARD, self._loaded.card.to_json())
         return folder

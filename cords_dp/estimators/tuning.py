@@ -29,8 +29,8 @@ from cords_dp.estimators import records as kinds
 from cords_dp.estimators.estimator import SECTIONS, PrivateClassifier
 from cords_dp.estimators.records import Given
 from cords_dp.estimators.repeats import Repeated, row_digests, tally
+from cords_dp.files import write_durably
 from cords_dp.models.predict import load_model
-from cords_dp.planning.statement import STATEMENT
 from cords_dp.runs.workers import InThisProcess, LocalWorkers
 from cords_dp.tuning.tune import tune
 
@@ -44,6 +44,11 @@ class TuningPrivacy:
     statement: str
     report: Mapping[str, Any]
     repeated: Repeated | None = None
+
+    def write(self, folder: Path, model: bytes) -> None:
+        """Write the statement of the whole tuning beside its model."""
+        write_durably(folder / "privacy.json", json.dumps(self.report, indent=2))
+        write_durably(folder / "privacy.md", self.statement)
 
 
 class PrivateTuning(ClassifierMixin, BaseEstimator):
@@ -94,10 +99,10 @@ class PrivateTuning(ClassifierMixin, BaseEstimator):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # how often one came would tell the number of trials
                 found = tune(config, search, trials=self.trials, law=self.law, out=out, backend=backend, progress=False)
-            report, markdown = ((out / name).read_text() for name in STATEMENT)
+            report, markdown = ((out / f"privacy.{kind}").read_text() for kind in ("json", "md"))
             self.privacy_ = TuningPrivacy(found.epsilon, found.delta, markdown, json.loads(report), repeated)
             best._loaded = load_model(out)
-        best.privacy_ = self.privacy_  # type: ignore[assignment] - the statement of one trial would be too small
+        best.privacy_ = self.privacy_  # type: ignore[assignment]  # one trial's own would claim too little
         self.best_estimator_, self.classes_ = best, best.classes_
         self.best_params_, self.best_score_ = found.settings, found.score
         return self

@@ -52,6 +52,7 @@ def test_a_tuning_of_a_table_under_an_account(tmp_path):
     assert len(Account.read(tmp_path / "account").holdings()) == 1
     np.testing.assert_allclose(load_model(tmp_path / "out").predict_proba(X), tuned.predict_proba(X))
     assert not list((tmp_path / "out").rglob("*.parquet"))
+    assert (tuned.save(tmp_path / "saved") / "privacy.md").read_text() == (tmp_path / "out" / "privacy.md").read_text()
 
 
 def test_what_cannot_be_tuned_is_refused():
