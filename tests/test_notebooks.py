@@ -19,8 +19,8 @@ def run(path) -> dict:
     return names
 
 
-def test_there_are_two_and_they_hold_no_output():
-    assert len(NOTEBOOKS) == 2
+def test_there_are_three_and_they_hold_no_output():
+    assert len(NOTEBOOKS) == 3
     for path in NOTEBOOKS:
         cells = json.loads(path.read_text())["cells"]
         assert not any(cell.get("outputs") for cell in cells)
@@ -33,6 +33,13 @@ def test_the_notebook_runs(path, tmp_path, monkeypatch):
     if path.stem == "your_own_table":
         assert names["result"].accuracy > 0.75
         assert names["result"].epsilon <= 1.0
+    elif path.stem == "from_a_dataframe":
+        assert names["model"].privacy_.epsilon <= 1.0
+        assert names["scores"]["ε = 1"] > names["always_no"] + 0.1
+        assert "differentially private" in names["statement"]
+        expected = names["model"].predict(names["held_out"].head(20))
+        assert names["predictions"]["prediction"].tolist() == expected.tolist()
+        assert [m for m in names["told"] if "NOT PRIVATE" in str(m.message)]
     else:
         table: pd.DataFrame = names["table"]
         assert (table["epsilon"] <= names["EPSILON"]).all()
