@@ -240,6 +240,8 @@ class _PrivateEstimator(BaseEstimator):
         kind, X = self._checked(X, fitting=False)
         if kind == kinds.VECTORS:  # one that is not finite counts as nothing, as in training
             X = np.where(np.isfinite(X).all(axis=1, keepdims=True), X, 0)
+        if kind == kinds.TEXTS:
+            X = list(X)
         return self._loaded.predict(X) if self._regression else self._loaded.predict_proba(X)
 
     def save(self, folder: str | Path) -> Path:

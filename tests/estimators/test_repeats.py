@@ -6,11 +6,12 @@ import warnings
 
 import numpy as np
 import pytest
-from sklearn.model_selection import cross_val_score
+from sklearn.model_selection import GridSearchCV, cross_val_score
 
 from cords_dp import PrivateClassifier
+from cords_dp.accounting import Account
 from cords_dp.data.record_set import array_set
-from cords_dp.errors import PrivacyWarning
+from cords_dp.errors import BudgetExceededError, PrivacyWarning
 from cords_dp.estimators import repeats
 from cords_dp.estimators.repeats import row_digests
 
@@ -63,6 +64,16 @@ def test_in_cross_validation_a_record_pays_for_the_folds_that_train_on_it():
         warnings.simplefilter("ignore")
         last = estimator().fit(X, y).privacy_.repeated
     assert (last.fits, last.epsilon) == (5, 5.0)  # four of the five folds, and this one
+
+
+def test_a_search_under_an_account_ends_where_the_total_does(tmp_path):
+    Account.open(tmp_path / "account", epsilon=2.0, delta=1e-4)
+    X, y = made_up()
+    search = GridSearchCV(
+        estimator(account=tmp_path / "account"), {"lr": [0.1, 0.5]}, cv=5, error_score="raise", refit=False
+    )
+    with pytest.raises(BudgetExceededError, match="allows"):
+        search.fit(X, y)
 
 
 def test_a_fit_without_privacy_leaves_none():

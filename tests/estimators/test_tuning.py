@@ -12,8 +12,10 @@ from frames import SCHEMA, blobs, patients, quick
 
 from cords_dp import PrivateRegressor, PrivateTuning, load_model
 from cords_dp.accounting import Account
+from cords_dp.data.sources.base import find_source
 from cords_dp.errors import ConfigError
-from cords_dp.estimators import repeats
+from cords_dp.estimators import records, repeats
+from cords_dp.estimators.tuning import _written
 
 SEARCH = {"lr": "loguniform(0.1, 1)", "num_epochs": [2, 3]}
 
@@ -53,6 +55,24 @@ def test_a_tuning_of_a_table_under_an_account(tmp_path):
     np.testing.assert_allclose(load_model(tmp_path / "out").predict_proba(X), tuned.predict_proba(X))
     assert not list((tmp_path / "out").rglob("*.parquet"))
     assert (tuned.save(tmp_path / "saved") / "privacy.md").read_text() == (tmp_path / "out" / "privacy.md").read_text()
+
+
+@pytest.mark.parametrize("kind", [records.VECTORS, records.TABLE, records.TEXTS])
+def test_what_trials_are_tested_on_is_made_up(kind, tmp_path):
+    """Exact metrics of a test set are no secret: none of the records may be in it."""
+    (X, y), estimator = patients(50), quick(schema=SCHEMA)
+    if kind != records.TABLE:
+        X, y = blobs(50)
+        X = X if kind == records.VECTORS else [f"text {place}" for place in range(50)]
+        estimator = quick(data_norm=5.0, classes=[0, 1])
+    y = estimator._checked_target(X, y)
+    given, _ = estimator._given(kind, X, y)
+    section = _written(kind, X, y, given, tmp_path)
+    splits = find_source(kind).build(section, np.random.default_rng(0))
+    x, labels = splits.test.batch(np.arange(len(splits.test)))
+    assert labels.tolist() == [0, 1]
+    assert (x[0] == x[1]).all()
+    assert len(splits.train) + len(splits.validation) == 50
 
 
 def test_what_cannot_be_tuned_is_refused():

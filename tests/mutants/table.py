@@ -1478,6 +1478,11 @@ _ESTIMATORS = [
         "config/test_settings.py::test_a_budget_of_none_is_no_privacy_and_a_missing_one_is_refused",
     ),
     _mutant(
+        "trials-tested-on-records", "the test set of a tuning's trials, whose metrics are exact, holds records",
+        ("x_test=np.zeros((len(places), *X.shape[1:]), X.dtype)", "x_test=X[: len(places)]"),
+        "estimators/test_tuning.py::test_what_trials_are_tested_on_is_made_up",
+    ),
+    _mutant(
         "fits-are-forgotten", "a second fit on the same records counts as the first",
         ("        epsilons[shared] += earlier.epsilon\n", ""),
         REPEATS + "test_a_first_fit_says_nothing_and_a_second_what_both_add_up_to",
