@@ -52,7 +52,7 @@ def cut_config(**changes):
 
 
 def test_readmes_commands_lead_from_csv_to_statement_to_prediction(files, monkeypatch):
-    section = (REPOSITORY / "README.md").read_text().split("You have data and a budget")[1]
+    section = (REPOSITORY / "README.md").read_text().split("run by tests/data/test_adult.py")[1]
     commands = re.search(r"^```\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)[1]
     monkeypatch.setattr(adult, "_wheel", pytest.fail)  # the files are there
     for command in commands.splitlines():

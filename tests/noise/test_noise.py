@@ -212,6 +212,10 @@ PUBLIC = {
     "auditing/toys.py": {"torch.manual_seed(", "np.random.default_rng"},
     "auditing/transcripts.py": {"np.random.default_rng"},  # noise that an audit freezes
     "training/step.py": {"torch.randint("},  # views, from the generator that is passed in
+    "estimators/estimator.py": {  # scikit-learn's random_state; the global generators are put back as they were
+        "np.random.RandomState", "np.random.get_state", "np.random.set_state",
+    },
+    "estimators/repeats.py": {"np.random.PCG64DXSM"},  # keys of a hash in memory, from a secret of the process
     "models/build.py": {"torch.manual_seed("},  # initial weights, from the public seed
     "models/features.py": {"torch.Generator(", "torch.randn("},  # made-up records: do rows depend on each other?
     "models/dead_leaves.py": {"np.random.PCG64", "random.random("},  # made-up images that fix the features
