@@ -12,6 +12,7 @@ from cords_dp.accounting.composition import (
     rough_epsilon,
 )
 from cords_dp.accounting.events import Event, register_event
+from cords_dp.accounting.group import GROUP_SIZES, MOST_USEFUL, group_epsilons
 from cords_dp.accounting.ledger import TRAINING_DATA, VALIDATION_DATA, Entry, Ledger, Witness
 from cords_dp.accounting.membership_risk import MembershipRisk, membership_risk
 from cords_dp.accounting.picks import ExponentialPicks, GumbelFreeze, gumbel_hockey_stick
@@ -21,7 +22,9 @@ from cords_dp.accounting.repeat import LAWS, RepeatAndSelect, TrialLaw, renyi
 
 __all__ = [
     "ACCOUNTANTS",
+    "GROUP_SIZES",
     "LAWS",
+    "MOST_USEFUL",
     "TRAINING_DATA",
     "VALIDATION_DATA",
     "Account",
@@ -43,6 +46,7 @@ __all__ = [
     "calibrate",
     "epsilon_bound",
     "gaussian",
+    "group_epsilons",
     "gumbel_hockey_stick",
     "ledger_under",
     "membership_risk",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -49,16 +50,10 @@ class BranchMaximum(Event):
         return max(sum(event.count * event.rdp(order) for event in branch) for branch in self.branches)
 
     def pld(self) -> PrivacyLossDistribution:
-        return self._worst([composed_pld(branch) for branch in self.branches if branch])  # an empty one costs nothing
+        return worst_of([composed_pld(branch) for branch in self.branches if branch])  # an empty one costs nothing
 
     def pld_on(self, step: float) -> PrivacyLossDistribution:
-        return self._worst([rough_pld(branch, step) for branch in self.branches if branch])
-
-    def _worst(self, plds: list[PrivacyLossDistribution]) -> PrivacyLossDistribution:
-        present, absent = zip(*map(directions, plds), strict=True)
-        if all(one is other for one, other in zip(present, absent, strict=True)):
-            return PrivacyLossDistribution(pointwise_maximum(present))
-        return PrivacyLossDistribution(pointwise_maximum(present), pointwise_maximum(absent))
+        return worst_of([rough_pld(branch, step) for branch in self.branches if branch])
 
     def parameters(self) -> dict[str, Any]:
         return {"branches": [[to_dict(event) for event in branch] for branch in self.branches], "count": self.count}
@@ -68,3 +63,11 @@ class BranchMaximum(Event):
         fields = dict(parameters)
         branches = tuple(tuple(from_dict(event) for event in branch) for branch in fields.pop("branches"))
         return cls(branches, **fields)
+
+
+def worst_of(plds: Sequence[PrivacyLossDistribution]) -> PrivacyLossDistribution:
+    """Return the pair of each direction whose profile is the largest of these at every ε."""
+    present, absent = zip(*map(directions, plds), strict=True)
+    if all(one is other for one, other in zip(present, absent, strict=True)):
+        return PrivacyLossDistribution(pointwise_maximum(present))
+    return PrivacyLossDistribution(pointwise_maximum(present), pointwise_maximum(absent))

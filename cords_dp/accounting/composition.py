@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 
@@ -205,9 +205,13 @@ _STEPS = ((300, 2e-3), (5_000, 5e-4), (float("inf"), 1e-4))
 def rough_epsilon(events: Sequence[Event], delta: float) -> float:
     """Bound ε from above, within a per cent or so of the exact value; refuse events without `Event.pld_on`."""
     merged = merge(events)
-    uses = sum(event.uses for event in merged)
-    step = next(step for most, step in _STEPS if uses <= most)
-    return epsilon_of(rough_pld(merged, step), delta)
+    return epsilon_of(rough_pld(merged, rough_step(merged)), delta)
+
+
+def rough_step(events: Iterable[Event]) -> float:
+    """Choose the grid of losses for a rough bound."""
+    uses = sum(event.uses for event in events)
+    return next(step for most, step in _STEPS if uses <= most)
 
 
 def rough_pld(events: Sequence[Event], step: float) -> PrivacyLossDistribution:

@@ -21,6 +21,12 @@ def directions(pld: PrivacyLossDistribution) -> tuple[PLDPmf, PLDPmf]:
     return pld._pmf_remove, pld._pmf_add
 
 
+def mean_loss(pld: PrivacyLossDistribution) -> float:
+    """Return the mean of the finite losses, the larger of both directions."""
+    dense = [pmf.to_dense_pmf() for pmf in directions(pld)]
+    return max(float(p._probs @ (p._lower_loss + np.arange(p.size))) * p._discretization for p in dense)
+
+
 def knots(pmf: PLDPmf) -> tuple[np.ndarray, np.ndarray]:
     """Return all ε at which the profile bends, and δ there. Between them δ is linear in e^ε."""
     dense = pmf.to_dense_pmf()

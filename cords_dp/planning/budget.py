@@ -35,7 +35,7 @@ from cords_dp.planning.build import build_plan, price_of_selection
 from cords_dp.planning.mechanism import Mechanism, registered_mechanisms
 from cords_dp.planning.plan import PrivacyPlan
 from cords_dp.planning.schedule import SELECTION
-from cords_dp.planning.statement import price_sentence
+from cords_dp.planning.statement import group_rows, group_words, price_sentence
 
 _POINTS = 8  # of the curve of ε: each is a composition of its own
 
@@ -239,6 +239,7 @@ def json_of(budget: Budget) -> dict[str, Any]:
         "bounds": {
             name: {"epsilon": b.epsilon, "delta": b.delta, "accountant": b.accountant} for name, b in bounds.items()
         },
+        "several_records_of_one_person": group_rows(plan),
         "price_of_selection": budget.price,
         "curve": [{"epoch": e, "epsilon_on_d": d, "epsilon_on_v": v} for e, d, v in budget.curve],
         "alternatives": [vars(alternative) for alternative in budget.alternatives],
@@ -275,6 +276,7 @@ def _plan_text(budget: Budget) -> str:
     rows.append(("total on D", f"epsilon = {total.epsilon:.4f}, delta = {total.delta:.3g} ({total.accountant})"))
     if cost.validation_data is not None:
         rows.append(("total on V", f"epsilon = {cost.validation_data.epsilon:.4f}"))
+    rows.append(("one person", group_words(group_rows(plan)).replace("ε", "epsilon")))
     width = max(len(name) for name, _ in rows)
     indent = " " * (width + 2)
     return "\n".join(textwrap.fill(f"{name:<{width}}  {value}", 100, subsequent_indent=indent) for name, value in rows)

@@ -21,6 +21,7 @@ from typing import Any
 
 from cords_dp.accounting import (
     TRAINING_DATA,
+    VALIDATION_DATA,
     Bound,
     BranchMaximum,
     Entry,
@@ -29,6 +30,7 @@ from cords_dp.accounting import (
     PoissonGaussian,
     epsilon_bound,
     gaussian,
+    group_epsilons,
 )
 from cords_dp.config.settings import PrivacySettings, SubsetSettings
 from cords_dp.errors import MechanismError
@@ -197,6 +199,18 @@ class PrivacyPlan:
 
     def spent(self, ledger: Ledger, *, quick: bool = False) -> Cost:
         return self.cost(ledger.entries, quick=quick)
+
+    def group_cost(self) -> dict[int, float]:
+        """Bound ε of the whole plan, at its δ, for 2, 4 and 8 records of one person (`accounting.group`).
+
+        Never less than the plan's ε for one record, whose composition (``basic``) may be the looser one.
+        """
+        if self.noiseless:
+            return {}
+        on = {side: [e.event for e in self.entries() if e.dataset == side] for side in (TRAINING_DATA, VALIDATION_DATA)}
+        found = group_epsilons(on[TRAINING_DATA], on[VALIDATION_DATA], self.delta, inclusion=self.inclusion)
+        single = self.cost().epsilon
+        return {size: max(epsilon, single) for size, epsilon in found.items()}
 
     def phase_bound(self, phase: str, events: list[Event], *, quick: bool = False) -> Bound:
         """Bound ε of one phase taken alone, at the share of δ that it has."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cords_dp.accounting import TRAINING_DATA, Bound, Event, Ledger, MembershipRisk, membership_risk
+from cords_dp.accounting import MOST_USEFUL, TRAINING_DATA, Bound, Event, Ledger, MembershipRisk, membership_risk
 from cords_dp.accounting.events import to_dict
 from cords_dp.accounting.membership_risk import risk_of_bound
 from cords_dp.files import write_durably
@@ -24,8 +25,8 @@ NOT_COVERED = (
     "the time and memory that the run took",
     "cached features of private records, which lie in plain files below the data directory",
     "exact metrics of private records, if they were switched on, and metrics of the test set, which is taken as public",
-    "groups of records: for k records of one person, (k·ε, k·e^((k−1)·ε)·δ) is what follows from this guarantee; a "
-    "person with records in both D and V pays the sum of both",
+    "people with several records as if they had one: for k records of D, or of V, (k·ε, k·e^((k−1)·ε)·δ) is what "
+    "follows from this guarantee alone; the statement of a run has ε for them at the same δ",
     "other runs: ε is per run, and runs on the same records add up (privacy.account keeps the total)",
 )
 
@@ -78,6 +79,7 @@ def privacy_report(
         "validation_set": _validation_sentence(plan),
         "published_subset": _published_sentence(plan),
         "price_of_selection": price_sentence(plan),
+        "several_records_of_one_person": group_rows(plan),
         "mechanisms": mechanism_rows(plan),
         "unused_keys": list(unused_keys),
         "ledger": ledger.to_dict(),
@@ -125,6 +127,10 @@ def privacy_markdown(report: dict[str, Any]) -> str:
         "## What it means",
         "",
         report["meaning"],
+        "",
+        "## For people with several records",
+        "",
+        group_sentence(report["several_records_of_one_person"], report["delta"]),
         "",
         "## For an evaluation by NIST SP 800-226",
         "",
@@ -192,6 +198,29 @@ def _risk(plan: PrivacyPlan) -> MembershipRisk:
         return risk_of_bound(bound.epsilon, bound.delta)
     events = [e.event for e in plan.entries() if e.dataset == TRAINING_DATA]
     return membership_risk(events, bound.epsilon, bound.delta)
+
+
+def group_rows(plan: PrivacyPlan) -> list[dict[str, Any]]:
+    """Return ε for several records of one person; None where no bound is useful."""
+    costs = plan.group_cost().items()
+    return [{"records": size, "epsilon": epsilon if math.isfinite(epsilon) else None} for size, epsilon in costs]
+
+
+def group_sentence(rows: Sequence[dict[str, Any]], delta: float) -> str:
+    """Say what people with several records have, at the δ of one record."""
+    return (
+        f"At the same δ = {delta:.3g}, however a person's records lie in D and V: {group_words(rows)}. These are upper "
+        "bounds, computed from the mechanisms above; k·ε at the same δ is none."
+    )
+
+
+def group_words(rows: Sequence[dict[str, Any]]) -> str:
+    """List ε by the number of records; the numbers without a useful bound together."""
+    bounded = [f"ε = {row['epsilon']:.4f} for {row['records']} records" for row in rows if row["epsilon"] is not None]
+    without = [str(row["records"]) for row in rows if row["epsilon"] is None]
+    if without:
+        bounded.append(f"no useful bound (ε would exceed {MOST_USEFUL:g}) for {' or '.join(without)} records")
+    return ", ".join(bounded)
 
 
 def _evaluation_fields(plan: PrivacyPlan) -> dict[str, str]:

@@ -927,6 +927,21 @@ _ACCOUNTING = [
         "accounting/test_composition.py::test_prv_agrees_with_pld_and_lies_below_rdp",
     ),
     _mutant(
+        "group-of-one", "several records of a person are charged as one",
+        ("mixture_pld(event.sigma, event.rate, size, step)", "mixture_pld(event.sigma, event.rate, 1, step)"),
+        "accounting/test_group.py::test_a_gaussian_release_has_k_times_the_sensitivity",
+    ),
+    _mutant(
+        "group-one-direction", "the loss of an absent group is taken for that of a present one",
+        ("mixture.present(step), mixture.absent(step)", "mixture.present(step), mixture.present(step)"),
+        "accounting/test_group.py::test_the_profile_of_a_mixture_is_exact",
+    ),
+    _mutant(
+        "group-in-d-alone", "a person's records are looked for in D alone",
+        ("range(size, -1, -1)] if on_d and on_v", "(size,)] if on_d and on_v"),
+        "accounting/test_group.py::test_the_worst_way_to_lie_in_d_and_v_counts",
+    ),
+    _mutant(
         "pld-one-direction", "the loss of an absent record is taken for that of a present one",
         ("_connect_dots(sigma, rate, step, AdjacencyType.ADD)", "present"),
         "accounting/test_poisson_gaussian.py::test_the_loss_distribution_is_dp_accountings",
