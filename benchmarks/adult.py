@@ -21,16 +21,17 @@ import numpy as np
 import pandas as pd
 
 from cords_dp.data.build import build_dataset
-from cords_dp.data.sources.adult import SCHEMA, fetch_adult
 from cords_dp.data.sources.table.schema import Categorical, Numeric, load_schema
+from cords_dp.evaluation.metrics import classifier_metrics
 from cords_dp.noise.generators import Streams
 from cords_dp.report.tables import mean_std, to_markdown
 from cords_dp.runs.sweep import run_jobs
 from cords_dp.runs.workers import LocalWorkers
+from cords_dp.studies.adult import SCHEMA, fetch_adult
 from cords_dp.studies.catalogue import Choice, experiment_jobs
-from cords_dp.studies.probabilities import SCORES, probability_scores
 
 _OURS = ("GLISTERDP", "FullDP")
+_SCORES = {"auc": "AUC", "log_loss": "log loss", "calibration_error": "calibration error"}
 _RANGES = {"fnlwgt": [0, 1_500_000]}  # the peers may use it; ours ignore it
 _DELTA = 1e-5
 
@@ -52,7 +53,7 @@ def main() -> None:
     frame.to_csv(args.out / "runs.csv", index=False)
     groups = [column for column in frame if column.startswith("accuracy")]
     by_method = frame.groupby(["scenario", "epsilon", "method"], sort=False)
-    scores = by_method[list(SCORES)].mean().map("{:.3f}".format).rename(columns=SCORES)
+    scores = by_method[list(_SCORES)].mean().map("{:.3f}".format).rename(columns=_SCORES)
     print(to_markdown(by_method[groups].agg(mean_std).join(scores).reset_index()))
 
 
@@ -60,7 +61,7 @@ def _ours(args: argparse.Namespace, epsilons: Sequence[float]) -> pd.DataFrame:
     choice = Choice(methods=_OURS, shares=(args.share,), epsilons=epsilons, seeds=args.seeds)
     frame = run_jobs(experiment_jobs("adult", "cpu", choice), args.out, LocalWorkers(args.workers), title="ours").frame
     frame["epsilon"], frame["seconds"] = frame["budget"], frame["train_seconds"] + frame["selection_seconds"]
-    wanted = ["method", "epsilon", "seed", "scenario", "seconds", *SCORES]
+    wanted = ["method", "epsilon", "seed", "scenario", "seconds", *_SCORES]
     return frame[[*wanted, *(column for column in frame if column.startswith("accuracy"))]]
 
 
@@ -85,7 +86,7 @@ def _theirs(args: argparse.Namespace, epsilons: Sequence[float]) -> pd.DataFrame
 def _scored(row: dict[str, Any]) -> dict[str, Any]:
     """Return a peer's row with the scores of the probabilities that it has left in a file."""
     saved = np.load(row.pop("saved"))
-    return row | probability_scores(saved["given"], saved["labels"])
+    return row | classifier_metrics(saved["labels"], saved["given"], tuple(_SCORES))
 
 
 def _public_facts() -> dict[str, dict]:

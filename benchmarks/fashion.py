@@ -100,7 +100,7 @@ def job(
     config = config_for(
         "arrays",
         strategy,
-        dataset={"path": str(path), "classes": CLASSES, "datadir": str(path.parent)},
+        dataset={"path": str(path), "classes": CLASSES, "datadir": str(path.parent), "test": "public"},
         model={"architecture": "LinearHead", "features": features},
         dss_args=subset,
         train_args={"seed": seed, "device": "cpu", "print_every": 1000},

@@ -21,15 +21,16 @@ from sklearn.linear_model import LogisticRegression
 
 from cords_dp import load_model
 from cords_dp.config import config_for
+from cords_dp.evaluation.metrics import classifier_metrics
 from cords_dp.report.tables import to_markdown
 from cords_dp.runs.run import run_experiment
-from cords_dp.studies.probabilities import SCORES, probability_scores
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from hospital import SCHEMA, WARDS, rarely_readmitted, write_csv
 
 METHODS = {"FullDP": {}, "GLISTERDP": {"dss_args": {"fraction": 0.3}}, "RandomDP": {"dss_args": {"fraction": 0.3}}}
 EPSILONS = (0.5, 1.0, 3.0, 8.0)
+_SCORES = {"auc": "AUC", "log_loss": "log loss", "calibration_error": "calibration error"}
 
 
 def cells(rows: list[dict[str, str]]) -> tuple[np.ndarray, np.ndarray]:
@@ -41,7 +42,7 @@ def cells(rows: list[dict[str, str]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def scored(positive: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    return probability_scores(np.stack([1 - positive, positive], axis=1), labels)
+    return classifier_metrics(labels, np.stack([1 - positive, positive], axis=1), tuple(_SCORES))
 
 
 def private(folder: Path, method: str, epsilon: float, seed: int, labels: np.ndarray) -> dict[str, float]:
@@ -49,7 +50,7 @@ def private(folder: Path, method: str, epsilon: float, seed: int, labels: np.nda
     config = config_for(
         "table",
         method,
-        dataset={"path": str(folder / "old.csv"), "schema": SCHEMA, "datadir": str(folder / "data")},
+        dataset={"path": str(folder / "old.csv"), "schema": SCHEMA, "datadir": str(folder / "data"), "test": "public"},
         train_args={"device": "cpu", "seed": seed, "results_dir": str(out)},
         ckpt={"dir": str(out), "is_save": False},
         privacy={"epsilon": epsilon},
@@ -79,7 +80,7 @@ def main() -> None:
             for epsilon in EPSILONS:
                 runs = pd.DataFrame([private(folder, method, epsilon, seed, labels) for seed in range(seeds)])
                 found.append({"method": method, "ε": f"{epsilon:g}", **runs.mean()})
-    print(to_markdown(pd.DataFrame(found).rename(columns=SCORES).round(4)))
+    print(to_markdown(pd.DataFrame(found).rename(columns=_SCORES).round(4)))
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def measure(path: Path, schema: dict[str, Any], folder: Path) -> dict[str, Any]:
     config = config_for(
         "table",
         "FullDP",
-        dataset={"path": str(path), "schema": schema, "datadir": str(folder)},
+        dataset={"path": str(path), "schema": schema, "datadir": str(folder), "test": "public"},
         train_args={"num_epochs": 1, "print_every": 1, "device": "cpu", "seed": 0, "results_dir": str(folder)},
         ckpt={"is_save": False, "dir": str(folder)},
         privacy={"epsilon": 1.0},

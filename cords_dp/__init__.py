@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from cords_dp.errors import CordsDPError
     from cords_dp.estimators.estimator import PrivateClassifier, PrivateRegressor
     from cords_dp.estimators.tuning import PrivateTuning
+    from cords_dp.evaluation.threshold import choose_threshold
     from cords_dp.models.build import register_model
     from cords_dp.models.features import register_features
     from cords_dp.models.predict import load_model
@@ -41,6 +42,7 @@ __all__ = [
     "Release",
     "SelectionNoise",
     "TrainClassifier",
+    "choose_threshold",
     "config_for",
     "load_config",
     "load_model",
@@ -68,6 +70,7 @@ _HOMES = {
     "Release": "cords_dp.planning",
     "SelectionNoise": "cords_dp.planning",
     "TrainClassifier": "cords_dp.training.trainer",
+    "choose_threshold": "cords_dp.evaluation.threshold",
     "config_for": "cords_dp.config",
     "load_config": "cords_dp.config",
     "load_model": "cords_dp.models.predict",

@@ -1,7 +1,7 @@
 """Everything that an extension needs: mechanisms, scores, strategies, sources, gradient modes, layer rules.
 
 A strategy, a mechanism or a source is written with the names here and those of `cords_dp` alone, as docs/extending.md
-shows and `cords_dp.studies` does. They stay as they are from one minor version to the next.
+shows. They stay as they are from one minor version to the next.
 
 What an extension cannot do: draw noise that was not charged, draw batches, or log records. What it declares is
 believed: the sensitivity of a release, and the divergences of an event.

@@ -12,6 +12,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+__all__ = [
+    "allocate",
+    "cache_folder",
+    "caches_in",
+    "make_owners_folder",
+    "out_of_space",
+    "remove_stale",
+    "replacing",
+    "sync",
+    "write_durably",
+]
 _TEMPORARY = re.compile(r"\..+\.(?P<host>[0-9a-f]{8})-(?P<pid>\d+)-[0-9a-f]{8}\.tmp")
 
 
@@ -42,6 +53,12 @@ def replacing(path: Path) -> Iterator[Path]:
             error.filename, error.filename2 = str(path), None  # a write knows no name, and nobody knows this one
         raise
     sync(path.parent)  # a rename is durable once its folder is
+
+
+def allocate(descriptor: int, size: int) -> None:
+    """Take the room for a file that is going to be mapped: a full disk is an error here, and a bus error later."""
+    if hasattr(os, "posix_fallocate") and size:
+        os.posix_fallocate(descriptor, 0, size)
 
 
 def out_of_space(error: BaseException | None) -> OSError | None:

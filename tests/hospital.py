@@ -96,3 +96,19 @@ def write_csv(path: Path, rows: list[dict[str, str]], *, delimiter: str = ",", b
         writer.writerow(rows[0])
         for place, row in enumerate(rows):
             writer.writerow([*row.values(), *(["and more"] if place in broken else [])])
+
+
+def visits(people: int, seed: int = 0) -> list[dict[str, str]]:
+    """About ten visits of each patient, from one to nineteen. Age, sex and a patient's own risk stay the same."""
+    rng = np.random.default_rng([seed, 2])
+    each = rng.integers(1, 20, people)
+    who = np.repeat(np.arange(people), each)
+    of_person, rows = patients(people, seed), patients(len(who), seed + 1)
+    frailty = rng.normal(0, 0.5, people)
+    for place, (row, person) in enumerate(zip(rows, who, strict=True)):
+        row |= {key: of_person[person][key] for key in ("patient_id", "age", "sex")} | {"notes": "stable"}
+        ward = (0.9, 0.0, -0.6)[WARDS.index(row["ward"])]
+        risk = (float(row["age"]) - 60) / 25 + ward + 1.5 * np.log(float(row["creatinine"])) + frailty[person]
+        row["readmitted"] = "yes" if rng.random() < 1 / (1 + np.exp(1.5 - 0.8 * risk)) else "no"
+        row["stay"] = str(float(place % 30))
+    return rows

@@ -28,7 +28,7 @@ from cords_dp.training.strategies import unregister_strategy
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 BLOCK = re.compile(r"(?:^<!-- (?P<mark>[^\n]*?) -->\n)?^```(?P<kind>\w*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
-SHOWN = ("text", "yaml")  # output, and files that other blocks read
+SHOWN = ("text", "toml", "yaml")  # output, and files that other blocks read
 # Pages with a test of their own, which makes what their blocks need.
 ELSEWHERE = {"from-cords.md": "tests/test_docs_from_cords.py", "your-own-data.md": "tests/test_docs_your_own_data.py"}
 
@@ -73,7 +73,7 @@ def runnable(page: Path, *, slow: bool) -> list[Block]:
 def fast(code: str) -> str:
     """rdp answers at once; accountants and gradient modes have tests of their own. Estimators take a second anyway."""
     return re.sub(
-        r"(?<!Classifier\()(?<!Regressor\()epsilon=(\d\.0)\b(?=[,)])",
+        r"(?<!Classifier\()(?<!Regressor\()(?<!y_test, )epsilon=(\d\.0)\b(?=[,)])",
         r'epsilon=\1, accountant="rdp", grad_sample_mode="hooks"',
         code,
     )

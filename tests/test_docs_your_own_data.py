@@ -35,8 +35,9 @@ def test_every_block_about_tables_runs(tmp_path, monkeypatch):
     part = PAGE.split("\n## Tables\n")[1].split("\n## ")[0]
     blocks = list(BLOCK.finditer(part))
     assert len(blocks) == part.count("```") / 2
-    for block in blocks:
-        run_block(block["kind"], block["code"].replace("epsilon=1.0", 'epsilon=1.0, accountant="rdp"'))
+    for block in (block for block in blocks if block["kind"] != "text"):  # what a command prints
+        code = block["code"].replace("epsilon=1.0", 'epsilon=1.0, accountant="rdp"')
+        run_block(block["kind"], code.replace('schema="days.yaml"', 'schema="days.yaml", test="public"'))  # an exact R²
     assert yaml.safe_load(Path("draft.yaml").read_text())["columns"]["smoker"] == "TODO"
     result = json.loads(Path("runs/patients/result.json").read_text())
     assert result["accuracy"] > 0.75

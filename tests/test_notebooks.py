@@ -35,9 +35,12 @@ def test_the_notebook_runs(path, tmp_path, monkeypatch):
         assert names["result"].epsilon <= 1.0
     elif path.stem == "from_a_dataframe":
         assert names["model"].privacy_.epsilon <= 1.0
-        assert names["scores"]["ε = 1"] > names["always_no"] + 0.1
+        found = names["found"].metrics
+        assert found["accuracy"]["value"] > found["base_rate"]["value"] + 0.1
+        assert names["chosen"].recall > 0.85
+        assert [row["group"] for row in found["by_group"]] == ["surgery", "medicine", "cardiology"]
         assert "differentially private" in names["statement"]
-        expected = names["model"].predict(names["held_out"].head(20))
+        expected = names["model"].predict(names["held_out"].head(20), threshold=names["chosen"].threshold)
         assert names["predictions"]["prediction"].tolist() == expected.tolist()
         assert [m for m in names["told"] if "NOT PRIVATE" in str(m.message)]
     else:

@@ -13,7 +13,7 @@ from cords_dp.accounting.composition import (
 )
 from cords_dp.accounting.events import Event, register_event
 from cords_dp.accounting.group import GROUP_SIZES, MOST_USEFUL, group_epsilons
-from cords_dp.accounting.ledger import TRAINING_DATA, VALIDATION_DATA, Entry, Ledger, Witness
+from cords_dp.accounting.ledger import TEST_DATA, TRAINING_DATA, VALIDATION_DATA, Entry, Ledger, Witness
 from cords_dp.accounting.membership_risk import MembershipRisk, membership_risk
 from cords_dp.accounting.picks import ExponentialPicks, GumbelFreeze, gumbel_hockey_stick
 from cords_dp.accounting.poisson_gaussian import PoissonGaussian, gaussian
@@ -25,6 +25,7 @@ __all__ = [
     "GROUP_SIZES",
     "LAWS",
     "MOST_USEFUL",
+    "TEST_DATA",
     "TRAINING_DATA",
     "VALIDATION_DATA",
     "Account",

@@ -2,8 +2,9 @@
 
 A run *reserves* its planned events before it reads data and is refused if they do not fit beside all others'.
 
-Formal guarantee. Everything that the runs of one account release together is (ε, δ)-DP for zero-out of one record,
-ε and δ being the account's total, if every run that reads the data reserves first and charges no more than it reserved.
+Formal guarantee. Everything that the runs of one account release together is (ε, δ)-DP for zero-out of one record, or
+of one owner where that is the unit of its runs, ε and δ being the account's total, if every run that reads the data
+reserves first and charges no more than it reserved.
 
 * ``adaptive=True`` (the default): runs may be planned, started, stopped and resumed by looking at the results of other
   runs, and may overlap in time. Reservations are admitted by `RenyiFilter`; see there for the proof. The filter counts
@@ -21,6 +22,7 @@ What is not covered: runs that use no account or another one, and a file that wa
 from __future__ import annotations
 
 import datetime
+import json
 import secrets
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,14 +33,16 @@ from typing import Any
 
 from cords_dp.accounting.branches import BranchMaximum
 from cords_dp.accounting.composition import epsilon_bound
-from cords_dp.accounting.events import Event
+from cords_dp.accounting.events import Event, merge
 from cords_dp.accounting.journal import Journal, locked
 from cords_dp.accounting.ledger import Entry, Ledger
 from cords_dp.accounting.renyi_filter import RenyiFilter
 from cords_dp.errors import AccountingError, BudgetExceededError
-from cords_dp.files import write_durably
+from cords_dp.files import remove_stale, write_durably
 
 _VERSION = 1
+RECORD, OWNER = "record", "owner"  # whose contribution a run hides
+_MANY = 50  # runs, or plans; beyond it what is only shown is told roughly, or not at all
 _WAIT = 60.0  # seconds for which another process may hold the file
 _THREADS = threading.RLock()  # the file's lock tells processes apart, not threads
 _PROVISO = {
@@ -85,6 +89,7 @@ class Account:
         header = {"account": _VERSION, "id": secrets.token_hex(8), **total}
         try:
             Journal.create(self.path, header, wait=_WAIT).close()
+            remove_stale(self.path.parent)  # of a process that was killed while it did the same
         except AccountingError:
             if not self.path.exists():  # otherwise another process was faster
                 raise
@@ -92,27 +97,35 @@ class Account:
     @property
     def id(self) -> str:
         """The account's own number, wherever its file lies."""
-        with _opened(self.path) as (_, header, _holdings):
-            return str(header.get("id", self.path.name))
+        with Journal.open(self.path, wait=_WAIT) as journal:
+            return str(next(journal.records()).get("id", self.path.name))
 
     # -- reserve and settle -----------------------------------------------------------------------------
 
-    def reserve(self, run: str, planned: Sequence[Entry], *, split: str = "") -> Reservation:
+    def reserve(self, run: str, planned: Sequence[Entry], *, split: str = "", unit: str = RECORD) -> Reservation:
         """Set ``planned`` aside for ``run``, durably, or refuse. Call this before data is read.
 
         A run that is resumed under its old name reserves only what it does not hold yet. ``split`` is a digest of the
         data and its split into D and V; without one the account assumes that other runs split the data otherwise.
+        ``unit``: whose contribution the events hide. Events of owners and of records do not add up to anything, so an
+        account has runs of one unit.
         """
         if not run or not planned:
             raise AccountingError("an account holds named runs with events; a run without noise has no place in it")
+        remove_stale(_marks(self.path))  # of runs that were killed
         with _opened(self.path) as (journal, _, holdings):
             held = holdings.get(run)
             if held is not None and held.split != split:
                 raise AccountingError(f"run {run} is in the account {self.path.name} with another split of the data")
+            if any(holding.unit != unit for holding in holdings.values()):
+                raise AccountingError(
+                    f"the account {self.path.name} adds up what one {OWNER if unit == RECORD else RECORD} pays, and "
+                    f"run {run} protects one {unit}: the two do not add up; give it an account of its own"
+                )
             entries = larger(held.entries if held else (), planned)
             if held is None or entries != held.entries:
                 charged = held.charged if held else ()
-                wanted = Holding(run, split, _now(), RESERVED, self.adaptive, entries, charged)
+                wanted = Holding(run, split, _now(), RESERVED, self.adaptive, entries, charged, unit)
                 journal.append(self._admitted(holdings, wanted).to_dict())
             elif held.state != RESERVED:
                 journal.append(replace(held, date=_now(), state=RESERVED).to_dict())
@@ -120,14 +133,14 @@ class Account:
 
     def _admitted(self, holdings: dict[str, Holding], wanted: Holding) -> Holding:
         after = {**holdings, wanted.run: wanted}
-        share = self._share(after)
+        share = self.share_of(after)
         if share > 1 and not holdings:  # the first run's plan depends on nothing that was released
             wanted = replace(wanted, refundable=False)
-            share = self._share({wanted.run: wanted})
+            share = self.share_of({wanted.run: wanted})
         if share > 1:
             raise BudgetExceededError(
                 f"the account {self.path.name} allows {self._total()} for all runs together. Its {len(holdings)} runs "
-                f"hold {self._share(holdings):.1%} of that; with run {wanted.run} it would be {share:.1%}. Plan a "
+                f"hold {self.share_of(holdings):.1%} of that; with run {wanted.run} it would be {share:.1%}. Plan a "
                 "smaller run, or settle runs that have ended."
             )
         return wanted
@@ -160,11 +173,11 @@ class Account:
 
     def share(self) -> float:
         """Return the share of the total that is held, reservations included: 1 is all of it."""
-        return self._share(self.holdings())
+        return self.share_of(self.holdings())
 
     def epsilon_so_far(self) -> float:
         """Return ε of all that is held, as if planned in advance. What is promised is the account's total."""
-        return epsilon_bound(paid_events(self.holdings().values()), self.delta).epsilon
+        return self._epsilon(self.holdings())
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything that `text` says, in JSON's terms."""
@@ -177,10 +190,12 @@ class Account:
         rows = [["run", "last changed", "state", "used so far", "events"]]
         for run in data["runs"]:
             events = holdings[run["run"]].describe()
-            rows.append([run["run"], run["date"], run["state"], f"{run['share_so_far']:.1%}", events])
+            rows.append([run["run"], run["date"], run["state"], _percent(run["share_so_far"]), events])
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
         lines = ["  ".join([*map(str.ljust, row, widths), row[4]]) for row in rows]
         head = f"{self.path.name}: {self._total()} for all runs together, {_PROVISO[self.adaptive]}."
+        if any(holding.unit == OWNER for holding in holdings.values()):
+            head += " The unit is an owner, with all of its records."
         foot = (
             f"Used {data['share']:.1%}, left {data['share_left']:.1%}. What is promised is the total; the same events, "
             f"planned in advance, would be ε = {data['epsilon_so_far']:.4f}."
@@ -188,22 +203,33 @@ class Account:
         return "\n".join([head, "", *lines, "", foot])
 
     def _described(self, holdings: dict[str, Holding]) -> dict[str, Any]:
-        runs, seen, share = [], dict[str, Holding](), 0.0
-        for run, holding in holdings.items():
-            seen[run] = holding
-            share = self._share(seen)
-            runs.append({**holding.to_dict(), "share_so_far": share})
+        shares = self._shares(holdings)
+        runs = [{**holding.to_dict(), "share_so_far": shares[run]} for run, holding in holdings.items()]
+        share = self.share_of(holdings)
         return {
             "epsilon": self.epsilon,
             "delta": self.delta,
             "adaptive": self.adaptive,
             "share": share,
             "share_left": max(0.0, 1 - share),
-            "epsilon_so_far": epsilon_bound(paid_events(holdings.values()), self.delta).epsilon,
+            "epsilon_so_far": self._epsilon(holdings),
             "runs": runs,
         }
 
-    def _share(self, holdings: dict[str, Holding]) -> float:
+    def _shares(self, holdings: dict[str, Holding]) -> dict[str, float | None]:
+        """Return the share that was held with each run; None before the last of many, where it would take hours."""
+        shares, seen = dict[str, float | None](), dict[str, Holding]()
+        for run, holding in holdings.items():
+            seen[run] = holding
+            last = len(seen) == len(holdings)
+            shares[run] = self.share_of(seen) if last or len(holdings) <= _MANY else None
+        return shares
+
+    def _epsilon(self, holdings: dict[str, Holding]) -> float:
+        events = paid_events(holdings.values())
+        return epsilon_bound(events, self.delta, "auto" if len(merge(events)) <= _MANY else "glance").epsilon
+
+    def share_of(self, holdings: dict[str, Holding]) -> float:
         """Return the held share of the total: by the filter, or by numerical composition where that is a theorem."""
         events = paid_events(holdings.values())
         fixed = len(holdings) == 1 and not any(holding.refundable for holding in holdings.values())
@@ -232,7 +258,7 @@ class Reservation:
 
     def witness(self, known_by: tuple[str, ...], head: str) -> None:
         """Remember that the run's journal has come to ``head``; refuse one that is not known by any of these heads."""
-        mark = self.account.path.with_name(self.account.path.name + ".runs") / self.run
+        mark = _marks(self.account.path) / self.run
         with _THREADS, locked(mark, _WAIT):
             known = mark.read_text() if mark.is_file() else ""
             if known not in known_by:
@@ -251,6 +277,11 @@ class Reservation:
         self.account.settle(self.run, charged)
 
 
+def _marks(account: Path) -> Path:
+    """Return the folder beside an account where each of its runs has a file that says how far it has come."""
+    return account.with_name(account.name + ".runs")
+
+
 _NOTE = "account"  # in the ledger of a run that is under one
 
 
@@ -266,7 +297,8 @@ def ledger_under(
 ) -> Ledger:
     """Begin the ledger of a run at ``path``, or continue the one that is there, under the run's reservation if any.
 
-    A run stays under the account that it began under, or under none: only that one knows how far it has come.
+    A run stays under the account that it began under, or under none: only that one knows how far it has come. One that
+    was killed before it had charged anything has not begun.
     """
     witness = None if reservation is None else reservation.witness
     account = "" if reservation is None else reservation.account.id
@@ -277,6 +309,8 @@ def ledger_under(
             ledger.note(_NOTE, account)
         return ledger
     ledger = Ledger.load(path, allowance, fingerprint, binding, witness)
+    if account and not ledger.charges and _NOTE not in ledger.notes:
+        ledger.note(_NOTE, account)
     if ledger.notes.get(_NOTE, "") != account:
         ledger.close()
         raise AccountingError(
@@ -291,13 +325,35 @@ def _opened(path: Path) -> Iterator[tuple[Journal, dict[str, Any], dict[str, Hol
     if not path.is_file():
         raise AccountingError(f"cannot read {path.name}: it is not there")
     with _THREADS, Journal.open(path, wait=_WAIT) as journal:
-        header, *records = journal.records()
+        header, *records = journal.records(_Lines())
         if header.get("account") != _VERSION or not {"epsilon", "delta", "adaptive"} <= header.keys():
             raise AccountingError(f"cannot read {path.name}: it is no account of this version of cords_dp")
-        holdings: dict[str, Holding] = {}
-        for holding in map(Holding.from_dict, records):
-            holdings[holding.run] = holding  # the latest word on each run
-        yield journal, header, holdings
+        latest = {str(record.get("run")): record for record in records}  # the last word on each run
+        yield journal, header, {run: Holding.from_dict(record) for run, record in latest.items()}
+
+
+class _Lines:
+    """Reads the records of one account. Equal plans, as most of ten thousand runs have, are parsed once and are one
+    object, so that whoever adds them up can tell by identity."""
+
+    def __init__(self) -> None:
+        self._plans: dict[bytes, dict[str, Any]] = {}
+
+    def __call__(self, body: bytes) -> dict[str, Any]:
+        head, comma, plan = body.partition(b',"entries":')  # within a string its quotes would be escaped
+        if not comma:
+            return dict(json.loads(body))
+        if plan not in self._plans:
+            fields = {"charged": [], **json.loads(b'{"entries":' + plan)}
+            self._plans[plan] = {**fields, **{key: _entries(fields[key]) for key in ("entries", "charged")}}
+        return {**json.loads(head + b"}"), **self._plans[plan]}
+
+
+def _entries(listed: Any) -> tuple[Entry, ...]:
+    try:
+        return tuple(map(Entry.from_dict, listed))
+    except TypeError as error:
+        raise AccountingError(f"not a list of charges: {listed!r}") from error
 
 
 def _now() -> str:
@@ -312,7 +368,7 @@ class Holding:
     """The planned events of one run or, once it is settled, those that it charged.
 
     ``refundable``: whether the difference may be given back; the module says when that is sound. ``charged``: what it
-    is known to have charged, which never becomes less.
+    is known to have charged, which never becomes less. ``unit``: whose contribution its events hide.
     """
 
     run: str
@@ -322,16 +378,22 @@ class Holding:
     refundable: bool
     entries: tuple[Entry, ...]
     charged: tuple[Entry, ...] = ()
+    unit: str = RECORD
 
     def to_dict(self) -> dict[str, Any]:
         lists = {name: [entry.to_dict() for entry in getattr(self, name)] for name in ("entries", "charged")}
-        return {**self.__dict__, **lists}
+        data = {**self.__dict__, **lists}
+        if self.unit == RECORD:  # as accounts were written when there was no other unit
+            del data["unit"]
+        return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Holding:
+        """Return the holding of a record that `_Lines` has read."""
         try:
-            lists = {key: tuple(map(Entry.from_dict, data.get(key, ()))) for key in ("entries", "charged")}
-            return cls(**{**data, **lists})
+            if not all(isinstance(data[name], tuple) for name in ("entries", "charged")):
+                raise TypeError("no lists of charges")
+            return cls(**data)
         except (KeyError, TypeError) as error:
             raise AccountingError(f"not a holding of an account: {data!r}") from error
 
@@ -358,16 +420,35 @@ def paid_events(holdings: Iterable[Holding]) -> list[Event]:
     Runs of equal ``split`` have a record in D, or in V, for good: it pays for D's events of all of them or for V's.
     Between runs that do not share a split it may change sides, so each counts with the larger side.
     """
-    groups: dict[tuple[str, str], list[Entry]] = {}
+    equal: dict[tuple[str, int], list[Holding]] = {}  # ten thousand runs have few plans, and few splits
     for holding in holdings:
-        key = ("split", holding.split) if holding.split else ("run", holding.run)
-        groups.setdefault(key, []).extend(entry for entry in holding.entries if entry.event.count)
-    events: list[Event] = []
-    for entries in groups.values():
-        datasets = dict.fromkeys(entry.dataset for entry in entries)
-        sides = tuple(tuple(e.event for e in entries if e.dataset == dataset) for dataset in datasets)
-        events.extend(sides[0] if len(sides) == 1 else [BranchMaximum(sides)] if sides else [])
-    return events
+        equal.setdefault((holding.split, id(holding.entries)), []).append(holding)
+    events, splits = list[Event](), dict[str, list[Entry]]()
+    for (split, _), runs in equal.items():
+        if split:
+            splits.setdefault(split, []).extend(_times(entry, len(runs)) for entry in runs[0].entries)
+        else:
+            events.extend(event.with_count(len(runs) * event.count) for event in _worse_side(runs[0].entries))
+    return events + [event for entries in splits.values() for event in _worse_side(entries)]
+
+
+def _times(entry: Entry, number: int) -> Entry:
+    return replace(entry, event=entry.event.with_count(number * entry.event.count))
+
+
+def _worse_side(entries: Iterable[Entry]) -> list[Event]:
+    """Return what a record pays that is on one side of a split for good."""
+    sides: dict[str, list[Event]] = {}
+    for entry in entries:
+        if entry.event.count:
+            sides.setdefault(entry.dataset, []).append(entry.event)
+    if len(sides) > 1:
+        return [BranchMaximum(tuple(map(tuple, sides.values())))]
+    return next(iter(sides.values()), [])
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.1%}"
 
 
 def _describe_event(event: Event) -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 from cords_dp.errors import AccountingError
 
 if TYPE_CHECKING:
+    from dp_accounting import DpEvent
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 PLD_STEP = 1e-4  # every PLD lies on this grid of losses: only then do they compose
@@ -55,6 +56,10 @@ class Event(ABC):
     def prv(self) -> Any:
         """Return prv-accountant's random variable of the direction in which the record is present."""
         self._refuse("prv")
+
+    def to_dp_event(self) -> DpEvent:
+        """Return all ``count`` uses as dp-accounting's event, for its accountants under REPLACE_SPECIAL (zero-out)."""
+        self._refuse("dp-accounting")
 
     def _refuse(self, accountant: str) -> NoReturn:
         raise AccountingError(f"{accountant} has no dominating pair for {self.kind}")

@@ -22,8 +22,9 @@ and whatever was released before, by a pair of its own, and pairs compose as in 
 Events without a pair are bounded by Rényi divergences at half of δ, the others by their pairs at the other half. The
 sum is a bound, however the two kinds alternate (concurrent composition: Lyu 2022, Vadhan & Zhang 2023).
 
-A person may have records in D and in V. D's releases depend on those in D, V's on those in V, besides what was released
-before: with a of them in D and k − a in V both lists compose, and the bound is the largest over a.
+A person may have records in D, in V and in T. D's releases depend on those in D, V's on those in V, T's on those in T,
+besides what was released before: however the k records lie, the three lists compose with as many records as each set
+has of them, and the bound is the largest over all ways.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
+from itertools import product
 from typing import ClassVar
 
 import numpy as np
@@ -59,32 +61,33 @@ def group_epsilons(
     on_v: Sequence[Event],
     delta: float,
     *,
+    on_test: Sequence[Event] = (),
     inclusion: float = 1.0,
     sizes: Sequence[int] = GROUP_SIZES,
 ) -> dict[int, float]:
     """Bound ε at ``delta`` for zero-out of each number of records of one person; infinite where no bound is useful.
 
-    ``on_d``, ``on_v``: what was released of D and of V. ``inclusion``: the chance γ of a record of D to be in a subset
-    drawn once by secret coins and never released, on which ``on_d`` were carried out. At least one of k records is in
-    it with probability η = 1 − (1 − γ)^k. Given that, the output is a mixture of those of groups of at most k, so the
-    proof of amplification (`planning.plan.amplified`) holds with η for γ and the bound for k records for that of one.
+    ``on_d``, ``on_v``, ``on_test``: what was released of D, of V and of a private test set. ``inclusion``: the chance γ
+    of a record of D to be in a subset drawn once by secret coins and never released, on which ``on_d`` were carried
+    out. At least one of k records is in it with probability η = 1 − (1 − γ)^k. Given that, the output is a mixture of
+    those of groups of at most k, so the proof of amplification (`planning.plan.amplified`) holds with η for γ and the
+    bound for k records for that of one. What was released of T adds to that by basic composition, each at half of δ.
     """
-    lists = merge(on_d), merge(on_v)
+    lists = merge(on_d), merge(on_v), merge(on_test)
     found: dict[int, float] = {}
     useful = True
     for size in sorted(sizes):
-        found[size] = _worst_split(*lists, size, delta, inclusion) if useful else math.inf  # a larger group has more
+        found[size] = _worst_split(lists, size, delta, inclusion) if useful else math.inf  # a larger group has more
         useful = math.isfinite(found[size])
     return found
 
 
 @lru_cache(maxsize=64)  # a statement is written more than once
-def _worst_split(on_d: tuple[Event, ...], on_v: tuple[Event, ...], size: int, delta: float, inclusion: float) -> float:
-    splits = [(in_d, size - in_d) for in_d in range(size, -1, -1)] if on_d and on_v else [(size, size)]
+def _worst_split(lists: tuple[tuple[Event, ...], ...], size: int, delta: float, inclusion: float) -> float:
     worst = 0.0
-    for in_d, in_v in splits:
+    for split in _splits([bool(events) for events in lists], size):
         try:
-            worst = max(worst, _epsilon(on_d, on_v, in_d, in_v, delta, inclusion))
+            worst = max(worst, _epsilon(lists, split, delta, inclusion))
         except (AccountingError, ValueError, ArithmeticError, MemoryError):
             return math.inf
         if worst > MOST_USEFUL:
@@ -92,15 +95,25 @@ def _worst_split(on_d: tuple[Event, ...], on_v: tuple[Event, ...], size: int, de
     return worst
 
 
-def _epsilon(
-    on_d: tuple[Event, ...], on_v: tuple[Event, ...], in_d: int, in_v: int, delta: float, inclusion: float
-) -> float:
-    if inclusion < 1 and on_v:
+def _splits(charged: Sequence[bool], size: int) -> list[tuple[int, ...]]:
+    """Return all ways in which the records can lie in the sets that were charged; in the first if none was."""
+    several = charged if any(charged) else [True, *charged[1:]]
+    ways = product(*(range(size, -1, -1) if one else (0,) for one in several))
+    return [way for way in ways if sum(way) == size]
+
+
+def _epsilon(lists: Sequence[Sequence[Event]], split: Sequence[int], delta: float, inclusion: float) -> float:
+    parts = [[(event, size) for event in events] if size else [] for events, size in zip(lists, split, strict=True)]
+    in_d, elsewhere = parts[0], [part for others in parts[1:] for part in others]
+    if inclusion == 1:
+        together = in_d + elsewhere
+        return _composed_epsilon(together, delta) if together else 0.0
+    if lists[1]:
         raise AccountingError("a secret subset is drawn where V is not read; its amplification knows no V")
-    likely = -math.expm1(in_d * math.log1p(-inclusion)) if inclusion < 1 else 1.0
-    parts = [(event, size) for events, size in ((on_d, in_d), (on_v, in_v)) if size for event in events]
-    epsilon = _composed_epsilon(parts, delta / likely) if parts else 0.0
-    return math.log1p(likely * math.expm1(epsilon))
+    share = delta / 2 if in_d and elsewhere else delta
+    likely = -math.expm1(split[0] * math.log1p(-inclusion))
+    inside = _composed_epsilon(in_d, share / likely) if in_d else 0.0
+    return math.log1p(likely * math.expm1(inside)) + (_composed_epsilon(elsewhere, share) if elsewhere else 0.0)
 
 
 def _composed_epsilon(parts: Sequence[tuple[Event, int]], delta: float) -> float:

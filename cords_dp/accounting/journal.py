@@ -17,7 +17,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -27,6 +27,7 @@ from filelock import FileLock, Timeout
 from cords_dp.errors import AccountingError
 from cords_dp.files import write_durably
 
+Parse = Callable[[bytes], dict[str, Any]]
 _MARK = b'{"committed":"%016d",'  # a fixed width, so that it can be overwritten in place
 _MARK_SIZE = len(_MARK % 0)
 _DIGITS_AT = _MARK.index(b"%")
@@ -103,8 +104,8 @@ class Journal:
 
     # -- read -------------------------------------------------------------------------------------------
 
-    def records(self) -> Iterator[dict[str, Any]]:
-        """Yield every record, header first, each checked before it is handed out."""
+    def records(self, parse: Parse = json.loads) -> Iterator[dict[str, Any]]:
+        """Yield every record, header first, each checked before it is handed out. ``parse`` reads a record's JSON."""
         end = os.fstat(self._descriptor).st_size
         committed = self._committed()
         if end < committed:
@@ -116,14 +117,14 @@ class Journal:
                 torn = not line.endswith(b"\n")
                 if torn and size + len(line) <= committed:
                     self._damaged(f"line {number} has no end")
-                record = _decode(chain, _without_mark(line) if number == 1 else line, torn)
-                if record is None and torn and number > 1 and size >= committed:
+                link = _checked(chain, _without_mark(line) if number == 1 else line, torn)
+                if link is None and torn and number > 1 and size >= committed:
                     os.ftruncate(self._descriptor, size)  # an append that was interrupted and never returned
                     break
-                if record is None:
+                if link is None:
                     self._damaged(f"line {number} was edited, or is missing or damaged")
-                before, chain, size = chain, record[0], size + len(line) + torn
-                yield record[1]
+                before, chain, size = chain, link[0], size + len(line) + torn
+                yield parse(link[1])
                 if torn:  # only the newline was missing: count the record rather than lose it
                     os.pwrite(self._descriptor, b"\n", size - 1)
                     break
@@ -187,12 +188,13 @@ def _encode(chain: str, record: dict[str, Any]) -> tuple[bytes, str]:
     return b'{"chain":"%s","record":%s}\n' % (link.encode(), body), link
 
 
-def _decode(chain: str, line: bytes, torn: bool) -> tuple[str, dict[str, Any]] | None:
+def _checked(chain: str, line: bytes, torn: bool) -> tuple[str, bytes] | None:
+    """Return a line's own chain and its record's JSON; None where the line does not follow from ``chain``."""
     line = line + b"\n" if torn else line
     link, body = line[_CHAIN_AT].decode(errors="replace"), line[_RECORD_AT]
     if link != _link(chain, body) or line != b'{"chain":"%s","record":%s}\n' % (link.encode(), body):
         return None
-    return link, json.loads(body)
+    return link, body
 
 
 def _link(chain: str, body: bytes) -> str:
@@ -211,9 +213,9 @@ def _write_whole(descriptor: int, content: bytes, offset: int) -> None:
 
 def locked(path: Path, wait: float) -> FileLock:
     """Lock this journal for this process. Journals of one process share the lock: `append` tells them apart."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path.with_name(path.name + ".lock"), is_singleton=True, thread_local=False)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=wait)
     except Timeout:
         raise AccountingError(

@@ -18,17 +18,18 @@ from cords_dp.accounting.journal import Journal
 from cords_dp.errors import AccountingError, BudgetExceededError
 from cords_dp.files import remove_stale, write_durably
 
-__all__ = ["TRAINING_DATA", "VALIDATION_DATA", "Entry", "Ledger", "write_durably"]
+__all__ = ["TEST_DATA", "TRAINING_DATA", "VALIDATION_DATA", "Entry", "Ledger", "write_durably"]
 
 Witness = Callable[[tuple[str, ...], str], None]
 TRAINING_DATA = "D"
 VALIDATION_DATA = "V"
+TEST_DATA = "T"
 _VERSION = 2
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One charge. ``phase`` names the part of the run: preparation, warm start, training, selection, validation."""
+    """One charge. ``phase`` names the part of the run: preparation, warm start, training, selection, …, evaluation."""
 
     dataset: str
     phase: str
@@ -174,7 +175,10 @@ class Ledger:
         return list(dict.fromkeys(e.phase for e in self._counts if e.dataset == dataset))
 
     def to_dict(self) -> dict[str, Any]:
-        return {**self._header(), "attempts": self.attempts, "entries": [e.to_dict() for e in self.entries]}
+        """Return charges and names in JSON's terms; ``head`` names the journal's last record, if there is one."""
+        head = "" if self._journal is None else self._journal.heads[1]
+        entries = [e.to_dict() for e in self.entries]
+        return {**self._header(), "head": head, "attempts": self.attempts, "entries": entries}
 
     # -- on disk ----------------------------------------------------------------------------------------
 

@@ -40,16 +40,17 @@ class MembershipRisk:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    def text(self) -> str:
-        """Return one sentence for a report."""
+    def text(self, unit: str = "record") -> str:
+        """Return one sentence for a report. ``unit``: whose contribution the events hide."""
+        one, found = ("one record was", "a record") if unit == "record" else ("one owner's records were", "an owner")
         rates = " and ".join(
             f"{100 * tpr:.3g} % when it may accuse {100 * fpr:g} % of the absent"
             for fpr, tpr in zip(self.false_positive_rates, self.true_positive_rates, strict=True)
         )
         return (
-            "An attacker who uses the release to learn whether one record was in the data, knowing everything else, is "
+            f"An attacker who uses the release to learn whether {one} in the data, knowing everything else, is "
             f"right in at most {50 + 50 * self.advantage:.1f} % of cases where both are equally likely (50 % by "
-            f"guessing), and finds a record that was there with a chance of at most {rates}."
+            f"guessing), and finds {found} that was there with a chance of at most {rates}."
         )
 
 

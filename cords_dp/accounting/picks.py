@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+from dp_accounting import DpEvent, SelfComposedDpEvent, ZCDpEvent
 from dp_accounting.pld import pld_pmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
@@ -36,6 +37,9 @@ class ExponentialPicks(Event):
 
     def rdp(self, order: float) -> float:
         return min(order * self.epsilon0**2 / 8, self.epsilon0)
+
+    def to_dp_event(self) -> DpEvent:
+        return SelfComposedDpEvent(ZCDpEvent(rho=self.epsilon0**2 / 8), self.count)
 
 
 @register_event

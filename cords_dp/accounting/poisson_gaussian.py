@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from absl import logging
+from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.pld.pld_pmf import PLDPmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
@@ -48,6 +49,10 @@ class PoissonGaussian(Event):
 
     def pld_on(self, step: float) -> PrivacyLossDistribution:
         return gaussian_pld(self.sigma, self.rate, step)
+
+    def to_dp_event(self) -> DpEvent:
+        noisy = GaussianDpEvent(self.sigma)
+        return SelfComposedDpEvent(noisy if self.rate == 1 else PoissonSampledDpEvent(self.rate, noisy), self.count)
 
     def prv(self) -> Any:
         return GaussianMechanism(self.sigma) if self.rate == 1 else _Subsampled(self.sigma, self.rate)

@@ -13,6 +13,7 @@ from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
+from dp_accounting.dp_event import ComposedDpEvent, DpEvent, RepeatAndSelectDpEvent, SelfComposedDpEvent
 from scipy import optimize
 
 from cords_dp.accounting.events import Event, from_dict, is_count, merge, register_event, to_dict
@@ -73,6 +74,12 @@ class RepeatAndSelect(Event):
         if order <= 1 or math.isinf(known):
             return math.inf
         return renyi(self.trial, known) + self._second()[0] + _log_mean(self, order)
+
+    def to_dp_event(self) -> DpEvent:
+        if self.orders is not None:  # it asks for divergences at every order
+            self._refuse("dp-accounting")
+        trial = ComposedDpEvent([event.to_dp_event() for event in self.trial])
+        return SelfComposedDpEvent(RepeatAndSelectDpEvent(trial, self.mean, self.shape), self.count)
 
     def parameters(self) -> dict[str, Any]:
         own: dict[str, Any] = {"mean": self.mean, "shape": self.shape, "count": self.count}

@@ -17,6 +17,7 @@ from cords_dp.auditing.steps import MODES, audit_rate, audit_sampled_step, audit
 from cords_dp.config import thawed_copy
 from cords_dp.config.settings import GRADIENT_MODES
 from cords_dp.errors import ConfigError
+from cords_dp.training.gradients import gradient_mode
 
 
 @dataclass(frozen=True)
@@ -63,13 +64,13 @@ class Report:
 
 def run_audit(
     cfg: Any,
-    epsilons: Sequence[float] = (1.0, 2.0),
+    epsilons: Sequence[float] = (),
     effort: Effort | None = None,
     *,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Report:
-    """Audit the package under a config's strategy, schedule and privacy settings, at each budget."""
-    effort = effort or Effort()
+    """Audit the package under a config's strategy, schedule and privacy settings, at each budget or at its own."""
+    effort, epsilons = effort or Effort(), epsilons or (own_epsilon(cfg),)
     found: list[tuple[float | None, Finding]] = []
     keys = dict(thawed_copy(cfg)["dss_args"])
     with _quiet():
@@ -83,13 +84,23 @@ def run_audit(
             tell(f"ε = {epsilon:g}: {effort.trainings} short trainings on each of two neighbours")
             findings.append(audit_training(epsilon, trainings=effort.trainings))
             tell(f"ε = {epsilon:g}: releases of selections")
-            findings += audit_selections(epsilon, keys, draws=effort.draws)
+            findings += audit_selections(epsilon, keys, draws=effort.draws, owned=plan.privacy.unit == "owner")
             found += [(epsilon, finding) for finding in findings]
         tell("neighbours under frozen noise")
-        found += [(None, finding) for finding in audit_structures(keys)]
-        found += [(None, audit_step_replay(plan, mode)) for mode in GRADIENT_MODES]
+        owned = plan.privacy.unit == "owner"
+        found += [(None, finding) for finding in audit_structures(keys, owned=owned)]
+        modes = [mode for mode in GRADIENT_MODES if gradient_mode(mode).sums_owners or not owned]
+        found += [(None, audit_step_replay(plan, mode)) for mode in modes]
     verdicts = judge([finding for _, finding in found])
     return Report([(epsilon, verdict) for (epsilon, _), verdict in zip(found, verdicts, strict=True)])
+
+
+def own_epsilon(cfg: Any) -> float:
+    """The budget that a config asks for."""
+    epsilon = cfg.get("privacy", {}).get("epsilon")
+    if not isinstance(epsilon, (int, float)):
+        raise ConfigError("privacy.epsilon", epsilon, "an audit needs a claim to try: name a budget with --epsilon")
+    return float(epsilon)
 
 
 @contextmanager

@@ -16,16 +16,18 @@ from torch.utils.data import Dataset
 from tqdm import tqdm
 
 from cords_dp.accounting import TRAINING_DATA, BranchMaximum, Event, PoissonGaussian
+from cords_dp.accounting.trade_off import trade_off
 from cords_dp.auditing.cost import epsilon_at
 from cords_dp.auditing.findings import Finding
 from cords_dp.auditing.null import NullSession
 from cords_dp.auditing.one_run import count_right, epsilon_from_guesses
+from cords_dp.auditing.one_run_curve import mu_from_guesses
 from cords_dp.auditing.toys import CRITERION, LENGTH, along_canaries, canaries, shifted_classes
 from cords_dp.auditing.trade_off import Counts, epsilon_of_events
 from cords_dp.config import thawed_copy
 from cords_dp.data.record_set import RecordSet, Splits, array_set, records_at
 from cords_dp.data.store import ArrayStore
-from cords_dp.errors import ConfigError
+from cords_dp.errors import AccountingError, ConfigError
 from cords_dp.noise.generators import secure_generator
 from cords_dp.planning import PrivacyPlan
 from cords_dp.training.log import console
@@ -33,7 +35,8 @@ from cords_dp.training.resolve import resolve
 from cords_dp.training.trainer import TrainClassifier
 
 _SIDE = 8  # inputs of the ordinary records
-_GUESSED = 0.3  # of the canaries; on the others the guesser abstains
+_HELD_OUT = 200  # records of V
+_GUESSED = 0.1  # of the canaries; on the others the guesser abstains
 _GUESS_DELTA = 1e-9  # 2·m·δ has to be small beside the joint confidence
 
 
@@ -49,9 +52,13 @@ class WatchedStore(ArrayStore):
 
 @dataclass(frozen=True)
 class CanarySet:
-    """``count`` canaries and as many ordinary records, a validation and a test set."""
+    """``count`` canaries and as many ordinary records, a validation and a test set.
+
+    each: where the unit is an owner, a canary is one with so many equal records, and so is every other owner.
+    """
 
     count: int
+    each: int = 1
 
     @property
     def n(self) -> int:
@@ -68,9 +75,16 @@ class CanarySet:
 
         x, y = canaries(self.count, self.inputs)
         ordinary_x, ordinary_y = ordinary(self.count, 0.2, 1)
-        train = RecordSet(WatchedStore(np.concatenate([x, ordinary_x]), np.concatenate([y, ordinary_y])))
-        validation, test = array_set(*ordinary(200, 0.8, 2)), array_set(*ordinary(50, 0.8, 3))
+        x, y = np.concatenate([x, ordinary_x]), np.concatenate([y, ordinary_y])
+        train = RecordSet(WatchedStore(np.repeat(x, self.each, axis=0), np.repeat(y, self.each)))
+        validation, test = array_set(*ordinary(_HELD_OUT, 0.8, 2)), array_set(*ordinary(50, 0.8, 3))
         return Splits(train, validation, test, 2)
+
+    def owners(self) -> tuple[list[str], list[str]] | None:
+        """Whose the records of D and V are, by name; None where the unit is a record."""
+        if self.each == 1:
+            return None
+        return [f"d{i // self.each}" for i in range(self.n * self.each)], [f"v{i}" for i in range(_HELD_OUT)]
 
 
 def audited_config(cfg: Any, epsilon: float, data: CanarySet, folder: str) -> DotMap:
@@ -102,7 +116,7 @@ def audited_config(cfg: Any, epsilon: float, data: CanarySet, folder: str) -> Do
 
 
 def audited_plan(config: DotMap, data: CanarySet) -> PrivacyPlan:
-    plan = resolve(config, own_data=True).plan(data.n, 200)
+    plan = resolve(config, own_data=True).for_owners(owned=data.each > 1).plan(data.n, _HELD_OUT)
     if plan is None or plan.noiseless:
         raise ConfigError("dss_args.type", config["dss_args"]["type"], "an audit needs a private strategy")
     return plan
@@ -111,19 +125,19 @@ def audited_plan(config: DotMap, data: CanarySet) -> PrivacyPlan:
 class ObservedTraining(TrainClassifier):
     """The real trainer, and an observer who sees the weights after every step, as the guarantee allows.
 
-    included: which of the canaries, the first records of D, are not null.
+    included: which of the canaries, the first records of D, are not null; ``each`` records are one canary.
     """
 
-    def __init__(self, config: DotMap, included: np.ndarray):
+    def __init__(self, config: DotMap, included: np.ndarray, each: int = 1):
         super().__init__(config)
-        self.included, self.count = included, len(included)
+        self.included, self.count, self.each = included, len(included), each
         self.show_progress, self.seen, self.drawn = False, list[np.ndarray](), list[np.ndarray]()
         self._before: Tensor | None = None
 
     def _new_session(self) -> NullSession:
         assert self.plan is not None
         session = NullSession(self.run, self.plan, checkpoint=self._checkpoint, world=self.world, logger=self.logger)
-        session.null = np.flatnonzero(~self.included)
+        session.null = np.flatnonzero(np.repeat(~self.included, self.each))
         return session
 
     def _train_epoch(self, epoch: int, after_step: Callable[[], None]) -> dict[str, float]:
@@ -144,9 +158,9 @@ class ObservedTraining(TrainClassifier):
         self._before = now
 
     def _last_drawn(self) -> np.ndarray:
-        """Which records the newest batch holds."""
+        """Which canaries, and what else, the newest batch holds."""
         assert self.data is not None
-        return self.data.train.store.last
+        return self.data.train.store.last // self.each
 
     def _plain(self) -> torch.nn.Module:
         model = self.session.model
@@ -174,11 +188,13 @@ def observe(config: DotMap, data: CanarySet) -> Observed:
     splits = data.splits()
     included = secure_generator().random(data.count) < 0.5
     with console(False):  # the run is the audit's own
-        trainer = ObservedTraining(config, included)
-        trainer.train(trainset=splits.train, validset=splits.validation, testset=splits.test, num_cls=2)
+        trainer = ObservedTraining(config, included, data.each)
+        owners = {} if data.each == 1 else {"owners": data.owners()}
+        trainer.train(trainset=splits.train, validset=splits.validation, testset=splits.test, num_cls=2, **owners)
     assert trainer.plan is not None
     after = {k: v.detach().clone() for k, v in trainer._plain().state_dict().items()}
-    losses = _losses(trainer.initial, splits.train, data.count) - _losses(after, splits.train, data.count)
+    firsts = np.arange(data.count) * data.each
+    losses = _losses(trainer.initial, splits.train, firsts) - _losses(after, splits.train, firsts)
     charged = tuple(trainer.ledger.events(TRAINING_DATA))
     assert isinstance(trainer.session, NullSession)
     steps = steps_taken(trainer.plan, trainer.session.branch)
@@ -197,8 +213,8 @@ def steps_taken(plan: PrivacyPlan, branch: int | None) -> tuple[PoissonGaussian,
     return tuple(events)
 
 
-def _losses(weights: dict[str, Tensor], dataset: Dataset, count: int) -> np.ndarray:
-    x, y = records_at(dataset, np.arange(count))
+def _losses(weights: dict[str, Tensor], dataset: Dataset, indices: np.ndarray) -> np.ndarray:
+    x, y = records_at(dataset, indices)
     logits = x.double() @ weights["linear.weight"].double().T + weights["linear.bias"].double()
     return CRITERION(logits, y).numpy()
 
@@ -206,11 +222,14 @@ def _losses(weights: dict[str, Tensor], dataset: Dataset, count: int) -> np.ndar
 def audit_run(config: DotMap, data: CanarySet) -> list[Finding]:
     """One training run; what its steps and what its final losses tell about the canaries."""
     run = observe(config, data)
-    scores = step_scores(run)
-    name = f"run, {config['dss_args']['type']}"
+    name, mu = f"run, {config['dss_args']['type']}", _claimed_mu(run.plan)
+    findings = []
+    for what, scores in (("steps", step_scores(run)), ("final losses", run.losses)):
+        findings.append(_guesses(f"{name}: {what}", run, scores))
+        if mu is not None:
+            findings.append(_curve(f"{name}: {what}", run, scores, mu))
     return [
-        _guesses(f"{name}: steps", run, scores),
-        _guesses(f"{name}: final losses", run, run.losses),
+        *findings,
         _trade_off(f"{name}: all steps", run),
         _drawn_steps(f"{name}: steps, drawn", run),
         _frequency(f"{name}: batches", run),
@@ -228,18 +247,51 @@ def step_scores(run: Observed) -> np.ndarray:
 
 
 def _guesses(name: str, run: Observed, scores: np.ndarray) -> Finding:
-    m = len(scores)
-    guesses = 2 * max(1, round(m * _GUESSED / 2))
-    right = count_right(scores, run.included, guesses)
-    claimed = _claim(run.plan, _GUESS_DELTA)
+    m, guesses, right = _guessed(run, scores)
     return Finding(
         name,
         "one run, guesses",
-        claimed,
+        _claim(run.plan, _GUESS_DELTA),
         _GUESS_DELTA,
         f"{right} of {guesses} guesses about {m} canaries are right",
         lambda alpha: epsilon_from_guesses(m, guesses, right, delta=_GUESS_DELTA, alpha=alpha),
     )
+
+
+def _curve(name: str, run: Observed, scores: np.ndarray, mu: float) -> Finding:
+    """The same guesses against the claimed μ of Gaussian DP; claim and bound are told as ε at the run's δ."""
+    m, guesses, right = _guessed(run, scores)
+    return Finding(
+        name,
+        "one run, f-DP",
+        _of_gaussian(mu, run.plan.delta),
+        run.plan.delta,
+        f"{right} of {guesses} guesses about {m} canaries are right, claimed is {mu:g}-GDP",
+        lambda alpha: _of_gaussian(mu_from_guesses(m, guesses, right, alpha=alpha), run.plan.delta),
+    )
+
+
+def _guessed(run: Observed, scores: np.ndarray) -> tuple[int, int, int]:
+    """Canaries, guesses, and how many of these are right. How many are made is fixed beforehand."""
+    guesses = 2 * max(1, round(len(scores) * _GUESSED / 2))
+    return len(scores), guesses, count_right(scores, run.included, guesses)
+
+
+def _claimed_mu(plan: PrivacyPlan) -> float | None:
+    """μ of the events on D; None where an event has no privacy loss distribution, or no μ dominates.
+
+    That a run composed otherwise (basic, or with a secret subset) claims less or more than this changes nothing: the
+    events themselves are μ-GDP.
+    """
+    try:
+        mu = trade_off(_on_d(plan)).mu
+    except AccountingError:
+        return None
+    return mu if np.isfinite(mu) else None
+
+
+def _of_gaussian(mu: float, delta: float) -> float:
+    return epsilon_at([PoissonGaussian(1 / mu, 1.0)], delta) if mu > 0 else 0.0
 
 
 def _trade_off(name: str, run: Observed) -> Finding:
@@ -323,8 +375,12 @@ def _counted(events: Any) -> dict[Event, int]:
 
 
 def audit_trainer(cfg: Any, epsilon: float, *, count: int) -> tuple[PrivacyPlan, list[Finding]]:
-    """The plan that a config leads to on the canary set, and what one run under it shows."""
-    data = CanarySet(count)
+    """The plan that a config leads to on the canary set, and what one run under it shows.
+
+    Where the config names owners, canaries are owners of two records each.
+    """
+    owned = thawed_copy(cfg).get("dataset", {}).get("owner") is not None
+    data = CanarySet(count, each=2 if owned else 1)
     with tempfile.TemporaryDirectory() as folder:
         config = audited_config(cfg, epsilon, data, folder)
         return audited_plan(config, data), audit_run(config, data)

@@ -35,8 +35,9 @@ def composed(events: Sequence[PoissonGaussian]) -> PrivacyLossDistribution:
 def _composed(events: tuple[PoissonGaussian, ...]) -> PrivacyLossDistribution:
     """Pessimistic on any grid: a coarse one allows a little more, so it can only miss, never raise a false alarm."""
 
+    grid = _GRID * max(1.0, min(event.sigma for event in events) ** -2)  # one for all, or they do not compose
+
     def single(event: PoissonGaussian) -> PrivacyLossDistribution:
-        grid = _GRID * max(1.0, event.sigma**-2)
         return from_gaussian_mechanism(
             event.sigma, sampling_prob=event.rate, value_discretization_interval=grid
         ).self_compose(event.count)

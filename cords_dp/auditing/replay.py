@@ -12,7 +12,6 @@ from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA
 from cords_dp.auditing.findings import Finding
 from cords_dp.auditing.toys import CRITERION, LENGTH, OneLinearLayer, SmallNet, toys
 from cords_dp.auditing.transcripts import Bench, Query, Transcript, moved
-from cords_dp.data.record_set import array_set
 from cords_dp.errors import CordsDPError
 from cords_dp.noise.generators import noise_source, secure_generator
 from cords_dp.planning import PrivacyPlan
@@ -21,7 +20,7 @@ from cords_dp.training.step import PrivateEngine
 
 _SLACK = 1e-6
 _STEP_SLACK = 1e-3  # weights are float32
-_RECORDS = {TRAINING_DATA: 24, VALIDATION_DATA: 8}  # how many are zeroed, one after the other
+_UNITS = {TRAINING_DATA: 24, VALIDATION_DATA: 8}  # how many are zeroed, one after the other
 
 
 @dataclass
@@ -31,59 +30,62 @@ class Worst:
     ratio: float
     with_record: Query
     without: Query
-    index: int
 
 
 def replay_selection(plan: PrivacyPlan) -> tuple[dict[str, Worst], list[str]]:
-    """Replay a selection on many neighbours of data of several shapes: the worst pair of each release, and problems."""
+    """Replay a selection on many neighbours of data of several shapes: the worst pair of each release, and problems.
+
+    Neighbours differ in one unit of the plan's: a record, or an owner with all of its records.
+    """
     worst: dict[str, Worst] = {}
     problems: list[str] = []
-    for toy in toys(plan.shape.n, plan.shape.n_validation):
-        bench = Bench(
-            plan,
-            array_set(*toy.training),
-            array_set(*toy.validation),
-            SmallNet(classes=toy.classes),
-            CRITERION,
-            toy.classes,
-        )
+    for toy in toys(plan.shape.n, plan.shape.n_validation, owned=plan.privacy.unit == "owner"):
+        bench = Bench(plan, toy.training, toy.validation, SmallNet(classes=toy.classes), CRITERION, toy.classes)
         problems += [f"{toy.name}: {problem}" for problem in _replay_on(bench, worst)]
     return worst, list(dict.fromkeys(problems))
 
 
 def _replay_on(bench: Bench, worst: dict[str, Worst]) -> list[str]:
-    plan, real = bench.plan, bench.run()
+    plan, rounds = bench.plan, max(1, bench.plan.shape.rounds)  # the first look may see less than those after it
+    real = bench.run(rounds=rounds)
     problems = _charges(plan, real)
     for dataset in (TRAINING_DATA, VALIDATION_DATA) if plan.validation_is_read else (TRAINING_DATA,):
         size = plan.shape.n if dataset == TRAINING_DATA else plan.shape.n_validation
-        for index in np.linspace(0, size - 1, _RECORDS[dataset]).astype(int):
+        for number in np.linspace(0, size - 1, _UNITS[dataset]).astype(int).tolist():
+            null = bench.unit(dataset, number)
             try:
-                other = bench.run(null=(dataset, int(index)), script=real.queries)
+                other = bench.run(rounds=rounds, null=(dataset, null), script=real.queries)
             except CordsDPError as error:
-                problems.append(f"zeroing a record of {dataset}: {error}")
+                problems.append(f"zeroing {_one(plan)} of {dataset}: {error}")
                 continue
-            problems += _compare(real, other, dataset, int(index), worst)
+            problems += _compare(real, other, dataset, null, worst, _one(plan))
     return list(dict.fromkeys(problems))
 
 
-def _compare(real: Transcript, other: Transcript, dataset: str, index: int, worst: dict[str, Worst]) -> list[str]:
+def _one(plan: PrivacyPlan) -> str:
+    return "an owner" if plan.privacy.unit == "owner" else "a record"
+
+
+def _compare(
+    real: Transcript, other: Transcript, dataset: str, null: np.ndarray, worst: dict[str, Worst], one_unit: str
+) -> list[str]:
     problems = []
     if len(other.queries) != len(real.queries):
-        problems.append(f"zeroing a record of {dataset} changes how many draws there are")
+        problems.append(f"zeroing {one_unit} of {dataset} changes how many draws there are")
     if other.coins != real.coins:
-        problems.append(f"zeroing a record of {dataset} changes how many coins are tossed")
+        problems.append(f"zeroing {one_unit} of {dataset} changes how many coins are tossed")
     for one, two in zip(real.queries, other.queries, strict=False):
-        ratio = moved(one, two, index)
+        ratio = moved(one, two, null)
         if one.release.dataset == dataset:
             if one.name not in worst or ratio > worst[one.name].ratio:
-                worst[one.name] = Worst(ratio, one, two, index)
+                worst[one.name] = Worst(ratio, one, two)
             if ratio > 1 + _SLACK:
                 problems.append(f"{one.name!r} moves by more than its sensitivity")
         elif dataset == VALIDATION_DATA and ratio > _SLACK:
-            problems.append(f"a record of V moves {one.name!r} past V's releases")
-    nobody = np.zeros(0, dtype=np.int64)
-    if not same_pools(real.pools[0], other.pools[0], np.array([index]) if dataset == TRAINING_DATA else nobody):
-        problems.append(f"zeroing a record of {dataset} changes membership, weight or chance of other records")
+            problems.append(f"{one_unit} of V moves {one.name!r} past V's releases")
+    ignored = null if dataset == TRAINING_DATA else null[:0]
+    if not all(same_pools(one, two, ignored) for one, two in zip(real.pools, other.pools, strict=True)):
+        problems.append(f"zeroing {one_unit} of {dataset} changes membership, weight, chance or loss of other records")
     return problems
 
 
@@ -99,16 +101,18 @@ def same_pools(one: Pool, two: Pool, ignored: np.ndarray) -> bool:
         tables = [] if known is None else [known.given, known.drawn]
         return [pool.indices[order], *(v[order] for v in filled), *tables]
 
+    if (one.likelihood is None) != (two.likelihood is None):
+        return False
     return all(np.array_equal(a, b) for a, b in zip(parts(one), parts(two), strict=True))
 
 
 def _charges(plan: PrivacyPlan, real: Transcript) -> list[str]:
-    """Everything that was declared was charged, once, and was drawn as often as it was charged at least once."""
+    """Everything that was declared was charged, once a selection, and was drawn at least once."""
     expected = Counter((e.dataset, e.event) for e in plan.selection_entries())
     charged = Counter((e.dataset, e.event) for e in real.ledger.entries)
     merged: Counter = Counter()
     for (dataset, event), count in expected.items():
-        merged[(dataset, event.with_count(1))] += event.count * count
+        merged[(dataset, event.with_count(1))] += event.count * count * len(real.pools)
     paid: Counter = Counter()
     for (dataset, event), count in charged.items():
         paid[(dataset, event.with_count(1))] += event.count * count
@@ -123,7 +127,8 @@ def audit_structure(plan: PrivacyPlan) -> Finding:
     worst, problems = replay_selection(plan)
     ratios = ", ".join(f"{name} {w.ratio:.3f}" for name, w in worst.items())
     seen = f"largest move of each release in sensitivities: {ratios}"
-    return Finding(f"{plan.mechanism.name}: selection", "replay", None, None, seen, violations=tuple(problems))
+    target = f"{plan.mechanism.name}: selection" + (" by owners" if plan.privacy.unit == "owner" else "")
+    return Finding(target, "replay", None, None, seen, violations=tuple(problems))
 
 
 # --- the step --------------------------------------------------------------------------------------------
@@ -131,17 +136,23 @@ def audit_structure(plan: PrivacyPlan) -> Finding:
 
 def audit_step_replay(plan: PrivacyPlan, mode: str) -> Finding:
     """Two neighbouring batches under the same noise: the step moves by at most one clip norm over b̄, whoever leaves."""
-    clip = plan.privacy.max_grad_norm
+    clip, owned = plan.privacy.max_grad_norm, plan.privacy.unit == "owner"
     x, y = _batch()
+    whose = torch.tensor(_WHOSE) if owned else torch.arange(len(y))
     ratios = []
-    for leaving in range(len(y)):
+    for leaving in whose.unique().tolist():
         key = secure_generator().bytes(16)
-        both = [_step(plan, mode, x[kept], y[kept], key) for kept in _neighbours(len(y), leaving)]
+        batches = ((x[kept], y[kept], whose[kept]) for kept in (whose >= 0, whose != leaving))
+        both = [_step(plan, mode, *batch, key) for batch in batches]
         ratios.append(float((both[0] - both[1]).norm()) / clip)
     largest = max(ratios)
-    violations = () if largest <= 1 + _STEP_SLACK else (f"a record moves the step by {largest:.4g} clip norms",)
+    violations = () if largest <= 1 + _STEP_SLACK else (f"{_one(plan)} moves the step by {largest:.4g} clip norms",)
     seen = f"the step moves by at most {largest:.4f} clip norms"
-    return Finding(f"step ({mode})", "replay", None, None, seen, violations=violations)
+    target = f"step by owners ({mode})" if owned else f"step ({mode})"
+    return Finding(target, "replay", None, None, seen, violations=violations)
+
+
+_WHOSE = (0, 0, 0, 1, 1, 2)  # the records of `_batch`, where they have owners
 
 
 def _batch() -> tuple[torch.Tensor, torch.Tensor]:
@@ -154,14 +165,11 @@ def _batch() -> tuple[torch.Tensor, torch.Tensor]:
     return x, y
 
 
-def _neighbours(size: int, leaving: int) -> tuple[torch.Tensor, torch.Tensor]:
-    everyone = torch.arange(size)
-    return everyone, everyone[everyone != leaving]
-
-
-def _step(plan: PrivacyPlan, mode: str, x: torch.Tensor, y: torch.Tensor, key: bytes) -> torch.Tensor:
+def _step(
+    plan: PrivacyPlan, mode: str, x: torch.Tensor, y: torch.Tensor, whose: torch.Tensor, key: bytes
+) -> torch.Tensor:
     """The noisy sum of one step, the noise fixed by the key. A weight above 1 is tried as well: it must count as 1."""
-    model, batch_size = OneLinearLayer(x.shape[1]), 4
+    model, batch_size, owned = OneLinearLayer(x.shape[1]), 4, plan.privacy.unit == "owner"
     inner = model.linear
     engine = PrivateEngine(
         model,
@@ -173,6 +181,7 @@ def _step(plan: PrivacyPlan, mode: str, x: torch.Tensor, y: torch.Tensor, key: b
         mode=mode,
         noise=noise_source(secure_generator(key)),
         normalise=plan.privacy.clipping == "automatic",
+        by_owner=owned,
     )
-    engine.step(x, y, torch.full((len(y),), 2.0))
+    engine.step(x, y, torch.full((len(y),), 2.0), *([whose] if owned else []))
     return -torch.cat([inner.weight.detach().reshape(-1), inner.bias.detach()]).double()

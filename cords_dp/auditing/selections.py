@@ -25,10 +25,14 @@ _MOST = 16.0  # times the charged ε₀: more is not worth computing
 INFORMATIVE = 30.0  # an ε at which so few records are told apart: what is compared are branches, not noise
 
 
-def mechanism_plan(kind: type[Mechanism], epsilon: float, keys: dict[str, Any]) -> PrivacyPlan:
-    """A small run with one selection by this mechanism. ``keys``: of ``dss_args``, where the config names it."""
-    privacy = PrivacySettings(epsilon=epsilon, delta=1e-5, accountant="rdp")
-    subset = SubsetSettings(fraction=_FRACTION)
+def mechanism_plan(kind: type[Mechanism], epsilon: float, keys: dict[str, Any], *, owned: bool = False) -> PrivacyPlan:
+    """Plan a small run with a selection by this mechanism in each of two epochs, where it selects more than once.
+
+    ``keys``: of ``dss_args``, where the config names it. ``owned``: the unit is an owner.
+    """
+    cap = 2 if owned else None
+    privacy = PrivacySettings(epsilon=epsilon, delta=1e-5, accountant="rdp", records_per_owner=cap)
+    subset = SubsetSettings(fraction=_FRACTION, select_every=1)
     own = keys if keys.get("mechanism") == kind.name else {}
     mechanism = read_mechanism({**own, "mechanism": kind.name}, privacy, subset)
     return build_plan(
@@ -36,12 +40,16 @@ def mechanism_plan(kind: type[Mechanism], epsilon: float, keys: dict[str, Any]) 
     )
 
 
-def audit_selections(epsilon: float, keys: dict[str, Any], *, draws: int) -> list[Finding]:
-    """Every release of every registered mechanism."""
+def audit_selections(epsilon: float, keys: dict[str, Any], *, draws: int, owned: bool = False) -> list[Finding]:
+    """Audit every release of every registered mechanism; where the unit is an owner, of all that count owners."""
     findings: list[Finding] = []
-    for kind in registered_mechanisms():
-        findings += audit_mechanism(mechanism_plan(kind, epsilon, keys), draws=draws)
+    for kind in _audited(owned=owned):
+        findings += audit_mechanism(mechanism_plan(kind, epsilon, keys, owned=owned), draws=draws)
     return findings
+
+
+def _audited(*, owned: bool) -> list[type[Mechanism]]:
+    return [kind for kind in registered_mechanisms() if kind.counts_owners or not owned]
 
 
 def audit_mechanism(plan: PrivacyPlan, *, draws: int) -> list[Finding]:
@@ -62,9 +70,9 @@ def worst_pairs(plan: PrivacyPlan) -> dict[str, Worst]:
     return worst
 
 
-def audit_structures(keys: dict[str, Any]) -> list[Finding]:
-    """Replays at a budget at which selections are informative, so that every branch is taken."""
-    return [audit_structure(mechanism_plan(kind, INFORMATIVE, keys)) for kind in registered_mechanisms()]
+def audit_structures(keys: dict[str, Any], *, owned: bool = False) -> list[Finding]:
+    """Replay at a budget at which selections are informative, so that every branch is taken."""
+    return [audit_structure(mechanism_plan(kind, INFORMATIVE, keys, owned=owned)) for kind in _audited(owned=owned)]
 
 
 def _audit_release(plan: PrivacyPlan, release: Release, worst: Worst | None, draws: int) -> Finding:
@@ -79,7 +87,7 @@ def _audit_release(plan: PrivacyPlan, release: Release, worst: Worst | None, dra
     counts = _projected(plan, release, worst, draws, copies)
     seen = (
         f"found {counts.hits} of {counts.inside}, false alarms {counts.false} of {counts.outside}, groups of {copies}, "
-        f"a record moves it by {worst.ratio:.3f} sensitivities"
+        f"one {plan.privacy.unit} moves it by {worst.ratio:.3f} sensitivities"
     )
     return Finding(
         target,

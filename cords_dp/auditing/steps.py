@@ -13,7 +13,8 @@ from cords_dp.auditing.cost import epsilon_at
 from cords_dp.auditing.findings import Finding
 from cords_dp.auditing.toys import CRITERION, OneLinearLayer, along_canaries, canaries
 from cords_dp.auditing.trade_off import Counts, epsilon_of_events
-from cords_dp.data.record_set import array_set
+from cords_dp.data.owners import Owners
+from cords_dp.data.record_set import RecordSet, array_set
 from cords_dp.noise.generators import noise_source, secure_generator
 from cords_dp.planning import PrivacyPlan
 from cords_dp.selection import Pool
@@ -21,6 +22,7 @@ from cords_dp.training.poisson import poisson_batches
 from cords_dp.training.step import PrivateEngine
 
 _CANARIES = 128
+_EACH = 3  # records of a canary that is an owner
 _BATCH = 16  # any public divisor does: the audit multiplies by it again
 MODES = ("linear", "hooks")  # the two ways to a clipped sum: as a whole, and from single gradients
 
@@ -28,7 +30,9 @@ MODES = ("linear", "hooks")  # the two ways to a clipped sum: as a whole, and fr
 class AuditedSteps:
     """A real engine on a linear layer that is set back to zero after each step."""
 
-    def __init__(self, inputs: int, mode: str, *, sigma: float, clip: float, normalise: bool = False):
+    def __init__(
+        self, inputs: int, mode: str, *, sigma: float, clip: float, normalise: bool = False, by_owner: bool = False
+    ):
         self.model, self.clip = OneLinearLayer(inputs), clip
         self.inner = self.model.linear
         self.engine = PrivateEngine(
@@ -41,11 +45,12 @@ class AuditedSteps:
             mode=mode,
             noise=noise_source(secure_generator()) if sigma else None,
             normalise=normalise,
+            by_owner=by_owner,
         )
 
-    def step(self, x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """The noisy sum that a step has released, in clip norms."""
-        self.engine.step(x, y, weights)
+    def step(self, *batch: torch.Tensor) -> torch.Tensor:
+        """Return the noisy sum that a step has released, in clip norms."""
+        self.engine.step(*batch)
         moved = -self.inner.weight.detach().clone() / self.clip
         with torch.no_grad():
             self.inner.weight.zero_()
@@ -71,30 +76,48 @@ def _samples(plan: PrivacyPlan, mode: str, rate: float, steps: int, copies: int 
     """Projections of steps on canaries that were in and on canaries that were null.
 
     Every step has 128 canaries (or groups of so many copies), each in by a fair coin. In a sound build coins and
-    coordinates of the noise are independent, hence so are the samples.
+    coordinates of the noise are independent, hence so are the samples. Where the unit is an owner, a canary is one.
     """
     privacy, coins = plan.privacy, secure_generator()
     automatic = privacy.clipping == "automatic"
-    steps_of = AuditedSteps(_CANARIES, mode, sigma=plan.sigma, clip=privacy.max_grad_norm, normalise=automatic)
+    cap = privacy.records_per_owner
+    steps_of = AuditedSteps(
+        _CANARIES,
+        mode,
+        sigma=plan.sigma,
+        clip=privacy.max_grad_norm,
+        normalise=automatic,
+        by_owner=cap is not None,
+    )
     x, y = canaries(_CANARIES, _CANARIES)
-    dataset = array_set(np.tile(x, (copies, 1)), np.tile(y, copies))
+    dataset, each = _units(np.tile(x, (copies, 1)), np.tile(y, copies), owned=cap is not None)
     inside, outside = [], []
     for _ in range(steps):
         included = coins.random(_CANARIES) < 0.5
-        pool = Pool(np.flatnonzero(np.tile(included, copies)))
-        (batch,) = poisson_batches(dataset, pool, rate=rate, steps=1, rng=coins)
+        pool = Pool(np.flatnonzero(np.repeat(np.tile(included, copies), each)))
+        (batch,) = poisson_batches(dataset, pool, rate=rate, steps=1, rng=coins, records_per_owner=cap)
         seen = along_canaries(steps_of.step(*batch), _CANARIES)
         inside.append(seen[included])
         outside.append(seen[~included])
     return np.concatenate(inside), np.concatenate(outside)
 
 
+def _units(x: np.ndarray, y: np.ndarray, *, owned: bool) -> tuple[RecordSet, int]:
+    """Return a set of these records; or of owners that have several equal ones each, and how many."""
+    if not owned:
+        return array_set(x, y), 1
+    dataset = array_set(np.repeat(x, _EACH, axis=0), np.repeat(y, _EACH))
+    dataset.owners = Owners(np.repeat(np.arange(len(y)), _EACH), len(y))
+    return dataset, _EACH
+
+
 def audit_rate(plan: PrivacyPlan, *, steps: int) -> Finding:
-    """How often the real sampler draws a record, against the charged rate."""
-    n, rate = 500, plan.shape.rate
-    dataset = array_set(np.zeros((n, 1), dtype=np.float32), np.zeros(n, dtype=np.int64))
-    batches = poisson_batches(dataset, Pool.everything(n), rate=rate, steps=steps, rng=secure_generator())
-    drawn, total = sum(len(y) for _, y, _ in batches), n * steps
+    """Count how often the real sampler draws a record, or an owner, and compare with the charged rate."""
+    n, rate, cap = 500, plan.shape.rate, plan.privacy.records_per_owner
+    dataset, each = _units(np.zeros((n, 1), dtype=np.float32), np.zeros(n, dtype=np.int64), owned=cap is not None)
+    everyone, coins = Pool.everything(n * each), secure_generator()
+    batches = poisson_batches(dataset, everyone, rate=rate, steps=steps, rng=coins, records_per_owner=cap)
+    drawn, total = sum(len(batch[-1] if cap is None else batch[-1].unique()) for batch in batches), n * steps
 
     def bound(alpha: float) -> float:
         least = float(beta.ppf(alpha, drawn, total - drawn + 1)) if drawn else 0.0

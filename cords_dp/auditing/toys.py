@@ -8,6 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from cords_dp.data.owners import Owners
+from cords_dp.data.record_set import RecordSet, array_set
+
 CRITERION = nn.CrossEntropyLoss(reduction="none")
 _INPUTS = 6
 LENGTH = 100.0  # of a canary: its gradient is far longer than any clip norm
@@ -68,18 +71,37 @@ def along_canaries(gradient: Tensor, count: int) -> np.ndarray:
     return signs * (weight[1, :count] - weight[0, :count]) / np.sqrt(2.0)
 
 
+def owners_of_all_sizes(count: int) -> Owners:
+    """Owners of one to four records each, which do not lie in a row."""
+    codes = np.repeat(np.arange(count), 1 + np.arange(count) % 4)
+    return Owners(np.random.default_rng(11).permutation(codes), count)
+
+
 @dataclass(frozen=True)
 class Toy:
     """D and V of one shape, made up: (records, labels) each."""
 
     name: str
     classes: int
-    training: tuple[np.ndarray, np.ndarray]
-    validation: tuple[np.ndarray, np.ndarray]
+    training: RecordSet
+    validation: RecordSet
 
 
-def toys(n: int, n_validation: int) -> list[Toy]:
-    """Data sets of other shapes: what moves a release on one of them may move nothing on another."""
+def toys(n: int, n_validation: int, *, owned: bool = False) -> list[Toy]:
+    """Make data sets of several shapes: what moves a release on one of them may move nothing on another.
+
+    ``owned``: ``n`` and ``n_validation`` count owners.
+    """
+    whose = [owners_of_all_sizes(count) if owned else None for count in (n, n_validation)]
+    if owned:
+        n, n_validation = (len(owners.codes) for owners in whose if owners is not None)
+
+    def toy(name: str, classes: int, *sides: tuple[np.ndarray, np.ndarray]) -> Toy:
+        sets = [array_set(*side) for side in sides]
+        for part, owners in zip(sets, whose, strict=True):
+            part.owners = owners
+        return Toy(name, classes, *sets)
+
     two = shifted_classes(n, 0.25, 1), shifted_classes(n_validation, 0.75, 2)
     missing = _classes(n, 5, 5, leave_out=3), _classes(n_validation, 5, 6, leave_out=1)
     lonely = _classes(n, 3, 7), _classes(n_validation, 3, 8)
@@ -94,12 +116,12 @@ def toys(n: int, n_validation: int) -> list[Toy]:
         x[2::14, 0] = np.nan
         x[3::14, 1] = np.inf
     return [
-        Toy("two classes, shifted", 2, *two),
-        Toy("twenty classes", 20, _classes(n, 20, 3), _classes(n_validation, 20, 4)),
-        Toy("a class missing", 5, *missing),
-        Toy("a class of one record", 3, *lonely),
-        Toy("equal records", 3, _equal(n, 3), _equal(n_validation, 3)),
-        Toy("huge, tiny and not finite", 4, *extreme),
+        toy("two classes, shifted", 2, *two),
+        toy("twenty classes", 20, _classes(n, 20, 3), _classes(n_validation, 20, 4)),
+        toy("a class missing", 5, *missing),
+        toy("a class of one record", 3, *lonely),
+        toy("equal records", 3, _equal(n, 3), _equal(n_validation, 3)),
+        toy("huge, tiny and not finite", 4, *extreme),
     ]
 
 

@@ -9,6 +9,7 @@ The package's tests record and replay with the same `Bench`.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -141,11 +142,11 @@ class Bench:
         self,
         *,
         rounds: int = 1,
-        null: tuple[str, int] | None = None,
+        null: tuple[str, np.ndarray] | None = None,
         script: Sequence[Query] | None = None,
         scripted: Collection[str] = _BOTH,
     ) -> Transcript:
-        """Select so many times. ``null``: the dataset and the index of a record that is null."""
+        """Select so many times. ``null``: the dataset, and the indices of records that are null: one unit's."""
         mechanism, coins = self.plan.mechanism, np.random.default_rng(self.seed)
         assert mechanism is not None
         selector = mechanism.build(self._context(coins, null))
@@ -160,10 +161,17 @@ class Bench:
         transcript.coins = repr(coins.bit_generator.state)
         return transcript
 
-    def _context(self, coins: np.random.Generator, null: tuple[str, int] | None) -> SelectionContext:
+    def unit(self, dataset: str, number: int) -> np.ndarray:
+        """Return the indices of one unit of privacy: a record, or all records of an owner."""
+        owners = (self.training if dataset == TRAINING_DATA else self.validation).owners
+        return np.array([number]) if owners is None else np.flatnonzero(owners.codes == number)
+
+    def _context(self, coins: np.random.Generator, null: tuple[str, np.ndarray] | None) -> SelectionContext:
+        model = copy.deepcopy(self.model)  # it is given other weights in every round
+
         def records(dataset: RecordSet, side: str) -> NullRecords:
-            indices = [index for where, index in [null or ("", 0)] if where == side]
-            return NullRecords(dataset, self.model, self.loss, "cpu", null=np.array(indices, dtype=np.int64))
+            indices = null[1] if null is not None and null[0] == side else np.arange(0)
+            return NullRecords(dataset, model, self.loss, "cpu", null=indices)
 
         return SelectionContext(
             plan=self.plan,
@@ -175,12 +183,12 @@ class Bench:
         )
 
 
-def moved(with_record: Query, without: Query, index: int) -> float:
-    """Return how far zeroing a record has moved a query, in units of what is charged: at most 1 in a sound build."""
+def moved(with_record: Query, without: Query, null: np.ndarray) -> float:
+    """Return how far zeroing a unit has moved a query, in units of what is charged: at most 1 in a sound build."""
     change = np.abs(with_record.values - without.values)
     if with_record.kind == "picks":
         frozen = isinstance(with_record.release.event, GumbelFreeze)
-        if frozen and len(change) > index and np.delete(change, index).any():
+        if frozen and (len(null) > 1 or np.delete(change, null[null < len(change)]).any()):
             return float("inf")  # a freeze is charged for one score that moves
         return float(change.max()) / with_record.limit
     return float(np.linalg.norm(change)) / with_record.limit

@@ -18,10 +18,11 @@ from cords_dp.cli.arguments import Handler, add_loudness
 from cords_dp.cli.installation import is_required, missing_package
 from cords_dp.errors import CordsDPError
 from cords_dp.files import out_of_space
+from cords_dp.progress import quiet
 
 EXIT_CODES = """exit codes:
   0    done
-  1    done, and the answer is no: validate found problems, an audit refuted a claim, runs of a sweep failed
+  1    done, and the answer is no: validate found problems, verify or audit refuted a claim, runs of a sweep failed
   2    not done: a wrong argument, config or file; the message says what to change
   130  interrupted; the same command (run: with --resume) continues
   A bug ends with a traceback and code 1."""
@@ -76,7 +77,8 @@ def build_parser() -> argparse.ArgumentParser:
 def guarded(handler: Handler, args: argparse.Namespace) -> int:
     """Run a command; an error that the package raises on purpose is one line and an exit code."""
     try:
-        return handler(args)
+        with quiet(getattr(args, "quiet", False)):
+            return handler(args)
     except CordsDPError as error:
         return _refused(str(error), args)
     except ModuleNotFoundError as error:

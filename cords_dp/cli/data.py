@@ -18,6 +18,7 @@ _SHOWN = 10
 
 FETCHED = {
     "adult": "UCI's census data, 32,561 and 16,281 people, as CSV files with a public schema (5 MB)",
+    "randhie": "the RAND Health Insurance Experiment, 20,190 years of 5,912 people, with a public schema (4 MB)",
     "mnist": "60,000 and 10,000 handwritten digits, 28 × 28 (55 MB)",
     "cifar10": "50,000 and 10,000 small photographs in ten classes, 32 × 32 (185 MB)",
 }
@@ -81,9 +82,13 @@ def add_commands(commands: Any) -> None:
 
 def data_fetch(args: argparse.Namespace) -> int:
     if args.name == "adult":
-        from cords_dp.data.sources.adult import SCHEMA, fetch_adult
+        from cords_dp.studies.adult import SCHEMA, fetch_adult
 
         paths = [*fetch_adult(args.out), args.out / SCHEMA.name]
+    elif args.name == "randhie":
+        from cords_dp.studies import randhie
+
+        paths = [randhie.fetch_randhie(args.out), args.out / randhie.SCHEMA.name]
     else:
         from cords_dp.data.fetch import image_arrays, image_file
 

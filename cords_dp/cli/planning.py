@@ -113,16 +113,20 @@ def budget(args: argparse.Namespace) -> int:
     return 0
 
 
-def _configured(args: argparse.Namespace) -> tuple[PlannedRun, tuple[int, int]]:
+def _configured(args: argparse.Namespace) -> tuple[PlannedRun, tuple[int, ...]]:
     from cords_dp.training.resolve import public_sizes, resolve
 
-    run = resolve(load(args), plan=False)
+    config = load(args)
+    if args.trials is not None:  # trials are scored on V
+        from cords_dp.tuning.tune import keeping_validation
+
+        config = keeping_validation(config)
+    run = resolve(config, plan=False)
     return run, public_sizes(run)
 
 
 def _asked(args: argparse.Namespace) -> tuple[PlannedRun, tuple[int, int]]:
     """Turn the numbers of the command line into a run, checked as those of a config are."""
-    import cords_dp.selection  # noqa: F401 - registers the mechanisms
     from cords_dp.config.keys import KEYS
     from cords_dp.config.settings import PrivacySettings, SubsetSettings
     from cords_dp.config.values import check_keys
@@ -161,7 +165,7 @@ def _written(args: argparse.Namespace, found: Any) -> list[str]:
     return lines
 
 
-def _tuning_table(args: argparse.Namespace, run: Any, sizes: tuple[int, int]) -> str:
+def _tuning_table(args: argparse.Namespace, run: Any, sizes: tuple[int, ...]) -> str:
     from cords_dp.tuning.statement import tuning_table
     from cords_dp.tuning.tune import planner, read_law, tuning_plan_of
 

@@ -1,8 +1,9 @@
-"""Commands that train or use what was trained: run, predict, tune, demo."""
+"""Commands that train or use what was trained: run, predict, threshold, tune, demo."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,9 @@ def add_commands(commands: Any) -> None:
         help="a key to tune, e.g. 'optimizer.lr=loguniform(0.01, 1)'; also uniform, randint, choice; repeatable",
     )
     add_law(tuning, default=10)
+    tuning.add_argument(
+        "--metric", help="by which trials are compared on V: accuracy (default), auc, log_loss, rmse (regressions), …"
+    )
     tuning.add_argument("--out", type=Path, help="output folder (default: runs/tune-NAME of the config)")
     add_backend(tuning)
 
@@ -68,9 +72,29 @@ def add_commands(commands: Any) -> None:
     predicting.add_argument("--id", metavar="COLUMN", help="copy this column of a table beside the predictions")
     add_delimiter(predicting, "the run's own")
     predicting.add_argument(
+        "--threshold",
+        type=float,
+        metavar="P",
+        help="of two classes: predict the second from this probability on (see the command threshold)",
+    )
+    predicting.add_argument(
         "--weights", type=Path, metavar="FILE", help="where a backbone's weights lie on this machine"
     )
     predicting.add_argument("--features", metavar="NAME", help="model.features, where its folder lies elsewhere")
+
+    choosing = add_command(
+        commands,
+        "threshold",
+        threshold,
+        "choose the probability from which the second of two classes is predicted",
+        "threshold runs/my-table --recall 0.8",
+        "threshold runs/my-table --cost 10:1",
+    )
+    choosing.add_argument("run", type=Path, metavar="RUN", help="output folder of a run")
+    wanted = choosing.add_mutually_exclusive_group(required=True)
+    wanted.add_argument("--recall", type=float, metavar="SHARE", help="which share of the second class is to be found")
+    wanted.add_argument("--cost", metavar="FN:FP", help="what a missed record costs, and what a false alarm does")
+    add_json(choosing)
 
     showing = add_command(
         commands,
@@ -144,6 +168,7 @@ def tune_command(args: argparse.Namespace) -> int:
         out=out_of(args, "tune-"),
         backend=arguments.backend(args),
         progress=not args.quiet,
+        metric=args.metric,
     )
     print(result.text())
     return 0
@@ -155,11 +180,32 @@ def predict(args: argparse.Namespace) -> int:
 
     model = load_model(args.run, weights=args.weights, features=args.features)
     frame = model.predict_file(
-        args.input, out=args.out, progress=not args.quiet, id_column=args.id, delimiter=args.delimiter
+        args.input,
+        out=args.out,
+        progress=not args.quiet,
+        id_column=args.id,
+        delimiter=args.delimiter,
+        threshold=args.threshold,
     )
     print(f"{len(frame)} predictions: {args.out}")
     if unread := int(frame.iloc[:, -1].isna().sum()):
         print(f"{unread} of the records could not be read; their rows are empty")
+    return 0
+
+
+def threshold(args: argparse.Namespace) -> int:
+    from cords_dp.errors import ConfigError
+    from cords_dp.evaluation.threshold import choose_threshold, released_scores
+
+    cost = None
+    if args.cost is not None:
+        try:
+            missed, alarm = map(float, args.cost.split(":"))
+        except ValueError:
+            raise ConfigError("--cost", args.cost, "must be two costs, of a miss and of a false alarm: 5:1") from None
+        cost = missed, alarm
+    chosen = choose_threshold(released_scores(args.run), recall=args.recall, cost=cost)
+    print(json.dumps(chosen.__dict__, indent=2) if args.json else chosen.text())
     return 0
 
 

@@ -11,19 +11,29 @@ from cords_dp.config.files import (
 )
 from cords_dp.config.presets import PAPER_SELECTION, config_for, merge_into, paper_model
 from cords_dp.config.settings import PrivacySettings, SubsetSettings
+from cords_dp.config.values import Key, flag, folder, list_of, number, one_of, path, text, whole
 
 __all__ = [
     "PAPER_SELECTION",
+    "Key",
     "PrivacySettings",
     "SubsetSettings",
     "apply_override",
     "config_digest",
     "config_for",
+    "flag",
+    "folder",
     "frozen_copy",
     "given_copy",
+    "list_of",
     "load_config",
     "merge_into",
+    "number",
+    "one_of",
     "paper_model",
+    "path",
+    "text",
     "thawed_copy",
     "to_plain",
+    "whole",
 ]

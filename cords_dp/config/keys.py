@@ -15,7 +15,17 @@ from dataclasses import MISSING
 from functools import partial
 from typing import Any, NamedTuple
 
-from cords_dp.config.settings import AUTO, PrivacySettings, SubsetSettings, count, part_or_none, share
+from cords_dp.config.settings import (
+    AUTO,
+    PRIVATE,
+    PUBLIC,
+    UNREAD,
+    PrivacySettings,
+    SubsetSettings,
+    count,
+    part_or_none,
+    share,
+)
 from cords_dp.config.values import (
     Check,
     Key,
@@ -44,6 +54,7 @@ LOSSES = ("CrossEntropyLoss", "MeanSquaredLoss")
 _positive = partial(number, low=0)
 _size = partial(whole, high=_WIDEST)
 _part = partial(number, low=0, high=1)
+_part_or_none = partial(number, low=0, high=1, low_included=True)
 _rate = partial(number, low=0, high=_LARGEST)
 
 
@@ -113,8 +124,8 @@ CORDS_STRATEGY_KEYS: Mapping[str, Key] = {
 COMMON_STRATEGY_KEYS: Mapping[str, Key] = {
     "type": Key(
         file_name, MISSING,
-        "the strategy: `FullDP`, `RandomDP`, `GLISTERDP`, the rivals `ClassWeightsDP`, `BalancedSoftmaxDP` and "
-        "`GroupRatesDP`, or CORDS' own",
+        "the strategy: `FullDP`, `RandomDP`, `GLISTERDP`, the rivals `ClassWeightsDP`, `BalancedSoftmaxDP`, "
+        "`ForwardCorrectionDP` and `GroupRatesDP`, or CORDS' own",
     ),
     "mechanism": Key(
         text, None,
@@ -153,10 +164,19 @@ SECTIONS: Mapping[str, Section] = {
         "data_dir": Key(path, None, "where a text set of CORDS lies"),
         "wordvec_dim": Key(_size, None, "dimensions of the word vectors"),
         "weight_path": Key(path, None, "the folder of GloVe's word vectors"),
-        "validation_fraction": Key(_part, None, "the share of the records that becomes the validation set V"),
+        "validation_fraction": Key(
+            _part_or_none, None,
+            "the share of the records that becomes the validation set V; left out, a tenth where V is read, else none",
+        ),
         "test_from_train": Key(
             _part, None,
             "test on this share of the training records instead of the test set: for choosing settings",
+        ),
+        "test": Key(
+            partial(one_of, choices=(PRIVATE, PUBLIC, UNREAD)), None,
+            "the test set: `private`, of which a run releases noisy counts once, at its end, under its own (ε, δ), and "
+            "every metric with an interval from them; `public`, a declaration: exact metrics are shown; `unread`, kept "
+            "apart. Left out: `private` for records of your own, `public` for published sets and those handed over",
         ),
         "class_separation": Key(
             partial(number, low=0, high=1e6), None,
@@ -266,6 +286,13 @@ SECTIONS: Mapping[str, Section] = {
         "tensorboard": Key(flag, None, "write the rows of metrics.csv for TensorBoard"),
         "print_args": Key(anything, None, "what CORDS' log lines show; exact metrics of private records are left out"),
         "return_args": Key(anything, None, "changes nothing, as in CORDS"),
+        "metrics": Key(
+            anything, None,
+            "what is measured on the test set when a run ends: `accuracy` (with the base rate), `balanced_accuracy`, "
+            "`auc`, `average_precision`, `log_loss`, `calibration_error`, `by_class`, `confusion_matrix`; of a "
+            "regression `rmse`, `mae`, `r2`. Default: all",
+        ),
+        "metrics_by": Key(text, None, "a categorical column of the table: the metrics of each of its groups besides"),
         "seed": Key(
             partial(whole, low=0, high=2**63 - 1), None,
             "fixes the data split and the initial weights, never noise",
@@ -287,7 +314,7 @@ DEAD_SECTIONS = {"dss_strategy": "dss_args"}
 
 # The keys of ``dataset`` that a source of the user's own records reads, by its name (`data.sources`).
 SOURCE_KEYS: dict[str, Mapping[str, Key]] = {}
-_OF_ANY_SOURCE = ("name", "datadir", "feature", "type")
+_OF_ANY_SOURCE = ("name", "datadir", "feature", "type", "test")
 
 
 def section_keys(name: str, values: Mapping[str, Any]) -> Mapping[str, Key]:

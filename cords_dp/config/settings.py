@@ -15,10 +15,12 @@ from cords_dp.config.values import Key, flag, number, one_of, whole
 from cords_dp.errors import ConfigError
 
 AUTO = "auto"  # what the plan, the machine or the model decides
+PRIVATE, PUBLIC, UNREAD = "private", "public", "unread"  # what a test set may be
 GRADIENT_MODES = ["linear", "bookkeeping", "ghost", "ew", "hooks", "functorch"]  # and those that are registered
 _MOST_EPSILON = 500.0  # e^ε has to be a number; nobody is protected long before
 _MOST_VIEWS = 1024  # of one image, held in memory together
 _TINY = 1e-9
+RECORDS_PER_OWNER = 10  # a constant: how many records owners have is private. Means of more are hardly less noisy
 
 _norm = partial(number, low=_TINY, high=1 / _TINY)  # float32 has to hold it
 share = partial(number, low=0, high=1, high_included=True)
@@ -102,6 +104,11 @@ class PrivacySettings:
         "of Opacus' `hooks` and `ew`, `functorch`. `ghost` has to be asked for: no bound on its rounding is proved",
     ).field()
     max_physical_batch_size: int = Key(count, 512, "larger batches are computed in pieces of this size").field()
+    records_per_owner: int | None = Key(
+        partial(whole, high=10_000), None,
+        f"where records have owners (`dataset.owner`): a step uses at most so many of one owner's, drawn anew each "
+        f"time it draws the owner; {RECORDS_PER_OWNER} if left out",
+    ).field()
     poisson_sampling: bool = Key(
         _always, True, "always True: the accounting holds for batches that are drawn by independent coins"
     ).field()
@@ -124,6 +131,11 @@ class PrivacySettings:
     @property
     def noiseless(self) -> bool:
         return math.isinf(self.epsilon)
+
+    @property
+    def unit(self) -> str:
+        """Whose contribution is hidden: one ``record``'s, or one ``owner``'s with all its records."""
+        return "record" if self.records_per_owner is None else "owner"
 
 
 # Keys of ``privacy`` that mean something to some mechanisms only; each mechanism names those that it uses.

@@ -23,9 +23,10 @@ from typing import Any
 import numpy as np
 from dotmap import DotMap
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from cords_dp.config import thawed_copy, to_plain
+from cords_dp.config.settings import PRIVATE, UNREAD
 from cords_dp.data.feature_cache import with_features
 from cords_dp.data.fetch import image_arrays
 from cords_dp.data.handed_over import as_records, checked_splits, is_text, padded_splits, public_length
@@ -57,6 +58,13 @@ def build_dataset(cfg: Mapping[str, Any], rng: np.random.Generator, share: Share
 
     ``share``: what a source of large files need not read beyond; other sets are to be cut to it (`RecordSet.cut`).
     """
+    data = _built(cfg, rng, share)
+    if isinstance(data.validation, RecordSet) or len(data.validation):
+        return data
+    return data._replace(validation=as_records(data.train).at(np.arange(0)))  # so that a record's shape is known
+
+
+def _built(cfg: Mapping[str, Any], rng: np.random.Generator, share: Share) -> Splits:
     section, name = cfg["dataset"], dataset_name(cfg)
     if (source := find_source(name)) is not None:
         return source.build(section, rng) if share.size == 1 else source.build_part(section, rng, share)
@@ -142,7 +150,11 @@ def _cords_dataset(section: Mapping[str, Any]) -> Splits:
     options: dict[str, Any] = {"dataset": DotMap(thawed_copy(section))}
     if section.get("feature") == "classimb":
         options["classimb_ratio"] = section["classimb_ratio"]
-    return Splits(*gen_dataset(section["datadir"], section["name"], section["feature"], **options))
+    data = Splits(*gen_dataset(section["datadir"], section["name"], section["feature"], **options))
+    if section.get("validation_fraction") != 0:
+        return data
+    everything: Dataset = ConcatDataset([data.train, data.validation])  # CORDS always splits V off
+    return data._replace(train=everything, validation=Subset(everything, []))
 
 
 # --- variants ----------------------------------------------------------------------------------------------------
@@ -211,9 +223,13 @@ def data_binding(config: Mapping[str, Any], seed: int | None, data: Splits, *, b
     sets were made from the config, so a source's ``rows`` are numbers of rows in its file.
     """
     section = {key: _named(key, value) for key, value in to_plain(config["dataset"]).items() if key not in _PLACES}
+    private_test = section.pop("test", None) == PRIVATE
+    if section.get("validation_fraction") == 0:  # the rows say it
+        del section["validation_fraction"]
     if built and (source := find_source(section.get("name"))) is not None:
         section["card"] = source.card(config["dataset"])
-    rows = [as_records(part).binding(built=built) for part in (data.train, data.validation)]
+    read = data[:3] if private_test else data[:2]  # a test set that nothing is charged to may be another
+    rows = [as_records(part).binding(built=built) for part in read]
     facts = [section, seed, *rows, data.num_classes]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -249,7 +265,11 @@ def readable(data: Splits, config: Mapping[str, Any], *, private: bool, own: boo
         data = padded_splits(data, config)
     if regression and not private:
         return data  # CORDS' own sets and losses
-    return checked_splits(data, private=private, regression=regression) if own else data
+    if not own:
+        return data
+    section = config["dataset"]
+    empty, guarded = section.get("validation_fraction") == 0, section.get("test") in (PRIVATE, UNREAD)
+    return checked_splits(data, private=private, regression=regression, without_validation=empty, private_test=guarded)
 
 
 def describe_padding(config: Mapping[str, Any]) -> list[str]:

@@ -33,7 +33,7 @@ from cords_dp.data.handed_over import as_records
 from cords_dp.data.record_set import RecordSet
 from cords_dp.data.store import LabelledStore
 from cords_dp.errors import DatasetUnavailableError
-from cords_dp.files import remove_stale, sync, write_durably
+from cords_dp.files import allocate, remove_stale, sync, write_durably
 from cords_dp.processes import in_order
 from cords_dp.progress import shown_bar
 
@@ -131,6 +131,7 @@ def _features(reader: _Reader, transform: Transform, cache: Path | None, progres
     if cache is None:
         with tempfile.TemporaryFile(prefix="cords_dp-") as file:  # it has no name, and ends with the last who maps it
             features = np.memmap(file, dtype=np.float16, mode="w+", shape=shape)
+            allocate(file.fileno(), features.nbytes)
             _write_features(reader, transform, features, progress, device)
         return features
     path = cache / f"{re.sub(r'[^0-9A-Za-z.-]', '_', transform.name)}-{reader.fingerprint(transform)}.npy"
@@ -264,8 +265,17 @@ class GrowingFile:
             pass  # nothing there, or not whole: begin again
         self._count.unlink(missing_ok=True)
         self._part.unlink(missing_ok=True)
-        os.close(os.open(self._part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-        return 0, np.lib.format.open_memmap(self._part, mode="w+", dtype=np.float16, shape=shape)
+        descriptor = os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            features = np.lib.format.open_memmap(self._part, mode="w+", dtype=np.float16, shape=shape)
+            allocate(descriptor, os.fstat(descriptor).st_size)
+        except OSError as error:
+            self._part.unlink(missing_ok=True)
+            error.filename = error.filename or str(self._path)
+            raise
+        finally:
+            os.close(descriptor)
+        return 0, features
 
     def note(self, rows: int) -> None:
         """Say that so many rows are written. The device is waited for now and then only."""

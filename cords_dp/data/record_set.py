@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
+from cords_dp.data.owners import Owners
 from cords_dp.data.store import ArrayStore, Store, digest_of_rows
 from cords_dp.errors import ConfigError, DataError
 
@@ -132,14 +133,20 @@ class RecordSet(Dataset, Generic[S]):
     """``rows`` of a store, by default all of them.
 
     target: what the targets are, once a run knows; None gives them as they are stored. part: where this process's
-    records stand in the whole set; None if it holds all. Whatever else belongs to single records, such as their owner,
-    is an array beside ``rows``, to be narrowed in `_at` alone.
+    records stand in the whole set; None if it holds all. owners: whose each record is, where the unit of privacy is an
+    owner; None where it is a record. Whatever belongs to single records stands beside ``rows``, to be narrowed in `_at`
+    alone.
     """
 
     def __init__(
-        self, store: S, rows: np.ndarray | None = None, target: Target | None = None, part: Part | None = None
+        self,
+        store: S,
+        rows: np.ndarray | None = None,
+        target: Target | None = None,
+        part: Part | None = None,
+        owners: Owners | None = None,
     ):
-        self.store, self.target, self.part = store, target, part
+        self.store, self.target, self.part, self.owners = store, target, part, owners
         self.rows = np.arange(len(store)) if rows is None else np.asarray(rows, dtype=np.int64)
 
     def __len__(self) -> int:
@@ -178,11 +185,11 @@ class RecordSet(Dataset, Generic[S]):
     # -- other sets ---------------------------------------------------------------------------------------
 
     def with_target(self, target: Target) -> RecordSet[S]:
-        return RecordSet(self.store, self.rows, target, self.part)
+        return RecordSet(self.store, self.rows, target, self.part, self.owners)
 
     def with_store(self, store: T, rows: np.ndarray | None = None) -> RecordSet[T]:
         """The same records in another store, at other rows of it if these are given."""
-        return RecordSet(store, self.rows if rows is None else rows, self.target, self.part)
+        return RecordSet(store, self.rows if rows is None else rows, self.target, self.part, self.owners)
 
     def at(self, indices: np.ndarray) -> RecordSet[S]:
         """Some of the records, as a set of their own."""
@@ -200,6 +207,8 @@ class RecordSet(Dataset, Generic[S]):
         """
         if share.size == 1 or self.part is not None:
             return self
+        if self.owners is not None:
+            return self._whole_owners(share, self.owners)
         start, stop = share.bounds(len(self.store))
         ranges = {} if ranges is None else ranges
         if id(self.store) not in ranges:
@@ -207,9 +216,16 @@ class RecordSet(Dataset, Generic[S]):
         places = _places(self.rows, start, stop)
         return self._at(places, ranges[id(self.store)], start, Part(len(self), places))
 
+    def _whole_owners(self, share: Share, owners: Owners) -> RecordSet[S]:
+        """What this process holds where no owner may be in two parts: a range of owners, of the whole store."""
+        start, stop = share.bounds(owners.count)
+        places = _places(owners.codes, start, stop)
+        return self._at(places, self.store, 0, Part(len(self), places))
+
     def _at(self, indices: np.ndarray, store: T, first: int, part: Part | None) -> RecordSet[T]:
         """Some of the records, out of a store that begins with row ``first``."""
-        return RecordSet(store, self.rows[indices] - first, self.target, part)
+        owners = None if self.owners is None else self.owners.at(indices)
+        return RecordSet(store, self.rows[indices] - first, self.target, part, owners)
 
     # -- public facts -------------------------------------------------------------------------------------
 
@@ -219,12 +235,22 @@ class RecordSet(Dataset, Generic[S]):
         return len(self) if self.part is None else self.part.total
 
     @property
+    def units(self) -> int:
+        """How many units of privacy the set has in all processes together: owners, or records. Public."""
+        return self.total if self.owners is None else self.owners.count
+
+    @property
     def places(self) -> np.ndarray | None:
         """Where the records of this process stand in the whole set; None if it has all of them."""
         return None if self.part is None else self.part.places
 
     def binding(self, *, built: bool) -> list[Any]:
-        """What a ledger is bound to: the whole set's rows, since a run may be resumed by more or fewer processes."""
+        """What a ledger is bound to: the whole set's rows, since a run may be resumed by more or fewer processes.
+
+        Which rows belong to whom, and how many an owner has, is private: there the number of owners alone goes in.
+        """
+        if self.owners is not None:
+            return ["owners", self.owners.count]
         if self.part is None:
             return self.store.binding(self.rows, built=built)
         if self.part.rows_digest is None:
@@ -233,14 +259,15 @@ class RecordSet(Dataset, Generic[S]):
 
     def file_rows(self) -> np.ndarray | None:
         """The row of each record where the set was made from; None for a set that does not tell, as a part."""
-        return None if self.part is not None else self.store.file_rows(self.rows)
+        told = self.part is None and self.owners is None  # rows by owner tell which records belong together
+        return self.store.file_rows(self.rows) if told else None
 
     # -- what the source has handed out -------------------------------------------------------------------
 
     def handed_out(self) -> Dataset:
         """What the source has handed out, or this process's part: a sum over more would count records twice."""
         store = self.store.innermost()
-        return RecordSet(store, self.rows) if store.dataset is None else store.dataset
+        return RecordSet(store, self.rows, owners=self.owners) if store.dataset is None else store.dataset
 
     def with_handed_out(self, change: Callable[[Dataset], Dataset]) -> RecordSet:
         """What the source has handed out, changed; whatever guards its records stays around them."""

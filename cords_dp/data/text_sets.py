@@ -71,7 +71,8 @@ def build_text(section: Mapping[str, Any], rng: np.random.Generator) -> Splits:
     }
     if known.held_out is not None:
         order = rng.permutation(len(records["train"]))  # without looking at the records
-        cut = int(_HELD_OUT * len(order))
+        share = section.get("validation_fraction") if known.held_out == "validation" else None
+        cut = int((_HELD_OUT if share is None else share) * len(order))
         parts[known.held_out] = Subset(parts["train"], order[:cut].tolist())
         parts["train"] = Subset(parts["train"], order[cut:].tolist())
     return Splits(parts["train"], parts["validation"], parts["test"], known.classes)

@@ -9,13 +9,14 @@ under `TrainClassifier`. The ledger is in memory, an account on disk where one i
 Formal guarantee: that of the run (`planning.plan`), for zero-out of one row of X and y. Released are the weights and
 what the plan lists. A fitted estimator holds these, its parameters and public facts, and no record: it may be pickled
 and given away with the guarantee of ``privacy_``. Not covered: the set of labels where it is read from y
-(`records.label_set`), exact scores of private records by ``score``, what earlier steps of a pipeline fit on the same
-records, and other fits on them (`repeats`).
+(`records.label_set`), exact scores of private records by ``score`` (``evaluate`` releases noisy ones), what earlier
+steps of a pipeline fit on the same records, and other fits on them (`repeats`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import random
 import warnings
 from collections.abc import Iterator, Mapping
@@ -38,14 +39,18 @@ from torch import nn
 
 from cords_dp.accounting import Ledger
 from cords_dp.config import config_for, merge_into, thawed_copy, to_plain
+from cords_dp.config.settings import RECORDS_PER_OWNER
 from cords_dp.data.feature_cache import threads_for
-from cords_dp.data.handed_over import checked_splits
-from cords_dp.data.record_set import Splits
+from cords_dp.data.handed_over import as_records, checked_splits
+from cords_dp.data.owners import Numbered, named_owners, own_file, owner_rows, refuse_no_owners
+from cords_dp.data.record_set import RecordSet, Splits
 from cords_dp.data.sources.base import VALIDATION_FRACTION, Facts
 from cords_dp.errors import ConfigError, DataError, PrivacyWarning
 from cords_dp.estimators import records as kinds
+from cords_dp.estimators.evaluation import Evaluation, evaluated, share_of_budget
 from cords_dp.estimators.records import Given, Target
 from cords_dp.estimators.repeats import Repeated, row_digests, tally
+from cords_dp.evaluation.released import classifier_sum, regression_sum
 from cords_dp.files import write_durably
 from cords_dp.models.build import build_model, check_input
 from cords_dp.models.card import FILE as MODEL_CARD
@@ -58,6 +63,7 @@ from cords_dp.planning import Cost, PrivacyPlan
 from cords_dp.planning.statement import privacy_markdown, privacy_report, write_statement
 from cords_dp.processes import threads_for_steps
 from cords_dp.training.log import quiet_libraries
+from cords_dp.training.metrics import groups_of
 from cords_dp.training.optim import build_optimizer, build_scheduler, planned_learning_rate
 from cords_dp.training.provenance import about_handed_over, about_weights
 from cords_dp.training.provenance import weights as model_file
@@ -120,7 +126,7 @@ class Privacy:
 
     @cached_property
     def report(self) -> dict[str, Any]:
-        report = privacy_report(self.plan, self.charges, unused_keys=self.unused_keys, about=self.about)
+        report = privacy_report(self.plan, self.charges, unused_keys=self.unused_keys, about=self.about, tested=False)
         if "not_covered" in report:
             more = [_LABELS_READ] if self.labels_read else []
             report["not_covered"] = [*more, *report["not_covered"]]
@@ -157,10 +163,12 @@ class _PrivateEstimator(BaseEstimator):
 
     # -- from parameters to a config ------------------------------------------------------------------------
 
-    def _config(self, kind: str) -> dict[str, Any]:
+    def _config(self, kind: str, *, owned: bool = False) -> dict[str, Any]:
         """Return the config that the parameters amount to; it goes through the same checks as any other."""
         given = self.get_params(deep=False)
         changes: dict[str, dict[str, Any]] = {"privacy": {"epsilon": self.epsilon}, "model": {}}
+        if owned:
+            changes["privacy"]["records_per_owner"] = RECORDS_PER_OWNER
         for name, section in SECTIONS.items():
             if given[name] is not None:
                 changes.setdefault(section, {})[name] = str(given[name]) if name == "account" else given[name]
@@ -188,18 +196,21 @@ class _PrivateEstimator(BaseEstimator):
 
     # -- fit ----------------------------------------------------------------------------------------------
 
-    def fit(self, X: Any, y: Any) -> Any:
-        """Train privately on the rows of X and the targets y. Each call spends its own ε."""
+    def fit(self, X: Any, y: Any, owners: Any = None) -> Any:
+        """Train privately on the rows of X and the targets y. Each call spends its own ε.
+
+        owners: whose each row is, where people have several. The unit of privacy is then an owner with all of its rows.
+        """
         kind, X = self._checked(X, fitting=True)
         y = self._checked_target(X, y)
         given, labels_read = self._given(kind, X, y)
-        run = resolve(self._config(kind), own_data=True, plan=False)
+        run = resolve(self._config(kind, owned=owners is not None), own_data=True, plan=False)
         for note in run.notes:
             warnings.warn(note, UserWarning, stacklevel=2)
         if self.epsilon is None:
             warnings.warn("epsilon=None: this fit is NOT PRIVATE.", PrivacyWarning, stacklevel=2)
         with _global_generators_kept(), quiet_libraries():
-            session, card, repeated = _trained(run, given)
+            session, card, repeated = _trained(run, given, owners)
         self._loaded = _released(card, session.released)
         about = about_handed_over(session)
         self.privacy_ = Privacy(session.plan, session.ledger, repeated, run.unused, labels_read, about)
@@ -243,6 +254,67 @@ class _PrivateEstimator(BaseEstimator):
         if kind == kinds.TEXTS:
             X = list(X)
         return self._loaded.predict(X) if self._regression else self._loaded.predict_proba(X)
+
+    def evaluate(
+        self,
+        X: Any,
+        y: Any,
+        *,
+        epsilon: float = 1.0,
+        delta: float | None = None,
+        owners: Any = None,
+        by: str | None = None,
+    ) -> Evaluation:
+        """Measure the model on private rows: noisy metrics with intervals, for (ε, δ) of the rows of X and y.
+
+        They should be others than those of ``fit``. owners: whose each row is. by: a categorical column of
+        a DataFrame, to measure its groups besides. ``score`` is exact, hence for rows that are public.
+        """
+        check_is_fitted(self)
+        like = copy.copy(self)  # what is read off these rows, such as the name of y, stays out of the fitted model
+        if not self._regression:
+            like.classes = self.classes_  # type: ignore[attr-defined]
+        kind, X = like._checked(X, fitting=False)
+        y = like._checked_target(X, y)
+        given, _ = like._given(kind, X, y)
+        whose = None if owners is None else own_file(named_owners(owners, len(y), Numbered()), np.zeros(0))[1]
+        count, unit = (len(y), "record") if whose is None else (whose.count, "owner")
+        epsilon, delta = share_of_budget(epsilon, delta, count)
+        masses = None if whose is None else whose.masses
+        codes, groups = groups_of(given.records, by) or (None, ())
+        if by is not None and codes is None:
+            raise ConfigError("by", by, "only a DataFrame with a schema has columns")
+        places = None if codes is None else (codes, len(groups))
+        span, account = 2.0, self.account  # type: ignore[attr-defined]
+        if self._regression:
+            low, high = like._target_ends(given)
+            span = high - low
+            wanted, guessed = (2 * (values - low) / span - 1 for values in (y.astype(np.float64), self._outputs(X)))
+            total = regression_sum(wanted, guessed, masses, places)
+        else:
+            total = classifier_sum(given.records.targets.numpy(), self._outputs(X), masses, places)
+        return evaluated(
+            total,
+            names=given.facts.classes,
+            groups=groups,
+            span=span,
+            epsilon=epsilon,
+            delta=delta,
+            count=count,
+            unit=unit,
+            account=account,
+            repeated=tally(row_digests(given.records), epsilon, delta, unit) if account is None else None,
+        )
+
+    def _target_ends(self, given: Given) -> tuple[float, float]:
+        """Return the public range of a regression's target."""
+        if given.card.get("schema"):
+            return kinds.schema_target_range(given.card["schema"])
+        if given.card.get("target_range") is None:
+            fix = "must be declared for an evaluation: how far one row's error can go has to be public"
+            raise ConfigError("target_range", None, fix)
+        low, high = map(float, given.card["target_range"])
+        return low, high
 
     def save(self, folder: str | Path) -> Path:
         """Write model.json, model.pt and the privacy statement, for `cords_dp.load_model` and ``cords-dp predict``.
@@ -327,10 +399,17 @@ class PrivateClassifier(ClassifierMixin, _PrivateEstimator):
         """Return the probabilities of ``classes_``, a row for each row of X."""
         return self._outputs(X).astype(np.float64)
 
-    def predict(self, X: Any) -> np.ndarray:
-        """Return the likeliest class of each row of X."""
-        places = self.predict_proba(X).argmax(axis=1)
-        return self.classes_[places]
+    def predict(self, X: Any, threshold: float | None = None) -> np.ndarray:
+        """Return the likeliest class of each row of X.
+
+        threshold: of two classes, the probability from which a row counts as ``classes_[1]``, instead of a half;
+        `cords_dp.choose_threshold` finds one for a wanted recall or for costs of mistakes.
+        """
+        probabilities = self.predict_proba(X)
+        if threshold is None:
+            return self.classes_[probabilities.argmax(axis=1)]
+        self._loaded.check_threshold(threshold)
+        return self.classes_[(probabilities[:, 1] >= threshold).astype(int)]
 
     def _given(self, kind: str, X: Any, y: np.ndarray) -> tuple[Given, bool]:
         declared, read = self.classes, False
@@ -415,23 +494,22 @@ class PrivateRegressor(RegressorMixin, _PrivateEstimator):
 # --- one run ----------------------------------------------------------------------------------------------------------
 
 
-def _trained(run: Run, given: Given) -> tuple[PrivateSession, ModelCard, Repeated | None]:
+def _trained(run: Run, given: Given, owners: Any = None) -> tuple[PrivateSession, ModelCard, Repeated | None]:
     """Plan and train, by the session that every face drives; where an account keeps the total, it decides first."""
     if not run.strategy.private:
         fix = "is not private: use FullDP, RandomDP or GLISTERDP, and epsilon=None for a comparison without privacy"
         raise ConfigError("strategy", run.strategy.name, fix)
-    facts, data = given.facts, _split(run, given)
-    plan = run.plan(len(data.train), len(data.validation) if _reads_validation(run) else 0)
+    run = run.for_owners(owned=owners is not None)
+    facts, data = given.facts, _split(run, given, owners)
+    plan = run.plan(as_records(data.train).units, as_records(data.validation).units if run.reads_validation else 0)
     assert plan is not None
     model = _model(run, facts)
     rate = run.learning_rate if run.learning_rate is not None else planned_learning_rate(run.config, plan, model)
     run = run.with_plan(plan, rate)
     session = PrivateSession(run, plan)
-    repeated = (
-        tally(row_digests(given.records), plan.privacy.epsilon, 0.0 if plan.noiseless else plan.delta)
-        if plan.privacy.account is None
-        else None
-    )
+    repeated, delta = None, 0.0 if plan.noiseless else plan.delta
+    if plan.privacy.account is None:
+        repeated = tally(row_digests(given.records), plan.privacy.epsilon, delta, plan.privacy.unit)
     try:
         session.open(checked_splits(data, private=True, regression=run.regression), model, built=False)
         with threads_for_steps(model, _record(facts), plan.shape.batch_size), threads_for(session.data.train):
@@ -441,11 +519,15 @@ def _trained(run: Run, given: Given) -> tuple[PrivateSession, ModelCard, Repeate
     return session, _card(run, given, model), repeated
 
 
-def _split(run: Run, given: Given) -> Splits:
-    """Split V off where the strategy reads it: by the number of rows and the seed alone. Others train on all rows."""
+def _split(run: Run, given: Given, owners: Any = None) -> Splits:
+    """Split V off where the strategy reads it: by the number of rows, or of owners, and the seed alone. Others train on
+    all rows."""
     records, outputs = given.records, given.facts.num_classes
+    if owners is not None:
+        train, validation = _split_owners(run, records, owners)
+        return Splits(train, validation, train if run.regression else None, outputs)
     train, validation = records, records
-    if _reads_validation(run):
+    if run.reads_validation:
         share = run.config["dataset"].get("validation_fraction") or VALIDATION_FRACTION
         held_out = int(len(records) * share)
         order = Streams(run.seed).numpy("data").permutation(len(records))
@@ -455,8 +537,16 @@ def _split(run: Run, given: Given) -> Splits:
     return Splits(train, validation, train if run.regression else None, outputs)
 
 
-def _reads_validation(run: Run) -> bool:
-    return run.mechanism is not None and run.mechanism.reads_validation
+def _split_owners(run: Run, records: RecordSet, owners: Any) -> tuple[RecordSet, RecordSet]:
+    codes = named_owners(owners, len(records), Numbered())
+    share = run.config["dataset"].get("validation_fraction") or VALIDATION_FRACTION
+    wanted = run.reads_validation
+    split = owner_rows(codes, share if wanted else 0.0, 0.0, Streams(run.seed).numpy("data"))
+    refuse_no_owners(split, (True, wanted, False))
+    train, validation = (
+        RecordSet(records.store, rows, records.target, owners=whose) for rows, whose in (split.train, split.validation)
+    )
+    return train, validation if wanted else train
 
 
 def _record(facts: Facts) -> torch.Tensor:

@@ -195,6 +195,15 @@ def read_table_schema(given: Any, x: pd.DataFrame, *, target: str, classes: Any,
     return schema
 
 
+def schema_target_range(card: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the public range of a regression's target, from the schema in a model's card."""
+    from cords_dp.data.sources.table.schema import Numeric, read_schema
+
+    target = read_schema(card).target
+    assert isinstance(target, Numeric)
+    return float(target.low), float(target.high)
+
+
 def table_classes(schema: Any, y: np.ndarray) -> np.ndarray:
     """Return the schema's classes in the type of y, which is public: 0 and 1 where labels are whole numbers."""
     classes = np.array(schema.classes, dtype=object)

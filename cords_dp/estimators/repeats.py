@@ -33,6 +33,7 @@ class Repeated:
     fits: int
     epsilon: float
     delta: float
+    mixed: bool = False  # some fits protect a record and some an owner: ε and δ of the two do not add up
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class _Fit:
     digests: np.ndarray  # sorted
     epsilon: float
     delta: float
+    unit: str
     told: int  # the number of fits at which the last warning about these records came
 
 
@@ -64,23 +66,24 @@ def _hashed(rows: np.ndarray) -> np.ndarray:
     return (high << np.uint64(32)) | low
 
 
-def tally(digests: np.ndarray, epsilon: float, delta: float) -> Repeated | None:
+def tally(digests: np.ndarray, epsilon: float, delta: float, unit: str = "record") -> Repeated | None:
     """Add a fit of this cost; return what it adds up to with earlier ones that have read one of its records.
 
     None if there are none. Warns at the second fit, and whenever their number has doubled.
     """
     own = np.unique(digests)
     fits, epsilons, deltas = np.ones(len(own)), np.full(len(own), epsilon), np.full(len(own), delta)
-    told = 1
+    told, mixed = 1, False
     for earlier in _fits:
         shared = np.isin(own, earlier.digests, assume_unique=True)
         fits[shared] += 1
         epsilons[shared] += earlier.epsilon
         deltas[shared] += earlier.delta
         told = max(told, earlier.told) if shared.any() else told
-    result = Repeated(int(fits.max(initial=1)), float(epsilons.max(initial=0)), float(deltas.max(initial=0)))
+        mixed |= bool(shared.any()) and earlier.unit != unit
+    result = Repeated(int(fits.max(initial=1)), float(epsilons.max(initial=0)), float(deltas.max(initial=0)), mixed)
     again = result.fits >= 2 * told
-    _fits.append(_Fit(own, epsilon, delta, result.fits if again else told))
+    _fits.append(_Fit(own, epsilon, delta, unit, result.fits if again else told))
     if again:
         warnings.warn(_words(result), PrivacyWarning, stacklevel=4)
     return result if result.fits > 1 else None
@@ -88,6 +91,8 @@ def tally(digests: np.ndarray, epsilon: float, delta: float) -> Repeated | None:
 
 def _words(found: Repeated) -> str:
     total = f"ε = {found.epsilon:g} at δ = {found.delta:.3g}" if math.isfinite(found.epsilon) else "no privacy at all"
+    if found.mixed:
+        total = f"{total}, if all of it were one unit's: some fits protect a record and some an owner"
     why = "" if math.isfinite(found.epsilon) else ", since one of them was not private"
     return (
         f"the same records were fitted {found.fits} times in this process, which adds up to {total}{why}: a repeated "

@@ -5,7 +5,7 @@ of one row of X and y. Released are the best trial's model, settings and noisy s
 split off by their number and the seed alone.
 
 Trials read records from files, so the rows are written to a temporary folder that is the owner's alone (mode 0700), and
-removed at the end. A trial's test set is made up: a row of zeros, or of missing values, for each class.
+removed at the end. A trial's test set is made up, a row of zeros or of missing values for each class, and never read.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from sklearn.base import BaseEstimator, ClassifierMixin, clone
+from sklearn.base import BaseEstimator, clone
 from sklearn.utils.validation import check_is_fitted
 
 from cords_dp.config import merge_into
+from cords_dp.config.settings import UNREAD
 from cords_dp.errors import ConfigError
 from cords_dp.estimators import records as kinds
-from cords_dp.estimators.estimator import SECTIONS, PrivateClassifier
+from cords_dp.estimators.estimator import SECTIONS, PrivateClassifier, PrivateRegressor
+from cords_dp.estimators.evaluation import Evaluation
 from cords_dp.estimators.records import Given
 from cords_dp.estimators.repeats import Repeated, row_digests, tally
 from cords_dp.files import write_durably
@@ -51,13 +53,15 @@ class TuningPrivacy:
         write_durably(folder / "privacy.md", self.statement)
 
 
-class PrivateTuning(ClassifierMixin, BaseEstimator):
-    """Tries random settings of a `PrivateClassifier` privately and keeps the best model, all within its ``epsilon``.
+class PrivateTuning(BaseEstimator):
+    """Tries random settings of an estimator privately and keeps the best model, all within its ``epsilon``.
 
-    estimator: a `PrivateClassifier`. search: its parameters, or a config's keys, and the laws that they are drawn by:
-    ``{"lr": "loguniform(0.01, 1)", "max_grad_norm": [0.5, 1.0, 2.0]}``. trials: the mean of their secret random number.
-    law: of that number, as for `cords_dp.tune`. A trial's score is its noisy accuracy on a share of the rows,
-    ``validation_fraction`` of the estimator. out: a folder that keeps model, settings and statement. workers: processes
+    estimator: a `PrivateClassifier`, or a `PrivateRegressor` of DataFrames. search: its parameters, or a config's keys,
+    and the laws that they are drawn by: ``{"lr": "loguniform(0.01, 1)", "max_grad_norm": [0.5, 1.0, 2.0]}``. trials:
+    the mean of their secret random number. law: of that number, as for `cords_dp.tune`. metric: by which trials are
+    compared, from noisy counts of a share of the rows, ``validation_fraction`` of the estimator: accuracy (of a
+    regression rmse), or another of `cords_dp.evaluation.metrics`, such as auc. One that is lost in the noise, where V
+    is small, is NaN and counts as the worst. out: a folder that keeps model, settings and statement. workers: processes
     to run trials in; None runs them in this one.
 
     After ``fit``: ``best_params_``, ``best_score_`` (noisy), ``best_estimator_``, ``classes_``, ``privacy_``.
@@ -65,24 +69,27 @@ class PrivateTuning(ClassifierMixin, BaseEstimator):
 
     def __init__(
         self,
-        estimator: PrivateClassifier,
+        estimator: PrivateClassifier | PrivateRegressor,
         search: Mapping[str, Any],
         *,
         trials: float = 10,
         law: str | float = "geometric",
+        metric: str | None = None,
         out: str | Path | None = None,
         workers: int | None = None,
     ):
         self.estimator, self.search = estimator, search
-        self.trials, self.law, self.out, self.workers = trials, law, out, workers
+        self.trials, self.law, self.metric, self.out, self.workers = trials, law, metric, out, workers
 
     def fit(self, X: Any, y: Any) -> PrivateTuning:
-        """Tune on the rows of X and the labels y; each call spends ε anew."""
-        if not isinstance(self.estimator, PrivateClassifier) or self.estimator.epsilon is None:
-            fix = "trials are scored by how many labels they get right: give a PrivateClassifier with a budget"
-            raise ConfigError("estimator", self.estimator, fix)
-        best: PrivateClassifier = clone(self.estimator)
+        """Tune on the rows of X and the targets y; each call spends ε anew."""
+        known = isinstance(self.estimator, (PrivateClassifier, PrivateRegressor))
+        if not known or self.estimator.epsilon is None:
+            raise ConfigError("estimator", self.estimator, "give a PrivateClassifier or PrivateRegressor with a budget")
+        best: PrivateClassifier | PrivateRegressor = clone(self.estimator)
         kind, X = best._checked(X, fitting=True)
+        if best._regression and kind != kinds.TABLE:
+            raise ConfigError("X", kind, "a regression is tuned on a DataFrame with a schema, which bounds its target")
         y = best._checked_target(X, y)
         given, _ = best._given(kind, X, y)
         search = {f"{SECTIONS[key]}.{key}" if key in SECTIONS else key: law for key, law in self.search.items()}
@@ -98,12 +105,23 @@ class PrivateTuning(ClassifierMixin, BaseEstimator):
             repeated = self._tallied(given)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # how often one came would tell the number of trials
-                found = tune(config, search, trials=self.trials, law=self.law, out=out, backend=backend, progress=False)
+                found = tune(
+                    config,
+                    search,
+                    trials=self.trials,
+                    law=self.law,
+                    out=out,
+                    backend=backend,
+                    progress=False,
+                    metric=self.metric,
+                )
             report, markdown = ((out / f"privacy.{kind}").read_text() for kind in ("json", "md"))
             self.privacy_ = TuningPrivacy(found.epsilon, found.delta, markdown, json.loads(report), repeated)
             best._loaded = load_model(out)
         best.privacy_ = self.privacy_  # type: ignore[assignment]  # one trial's own would claim too little
-        self.best_estimator_, self.classes_ = best, best.classes_
+        self.best_estimator_ = best
+        if isinstance(best, PrivateClassifier):
+            self.classes_ = best.classes_
         self.best_params_, self.best_score_ = found.settings, found.score
         return self
 
@@ -116,14 +134,34 @@ class PrivateTuning(ClassifierMixin, BaseEstimator):
         return tally(row_digests(given.records), self.estimator.epsilon, delta)
 
     def predict(self, X: Any) -> np.ndarray:
-        """Return the likeliest class of each row, by the best trial's model."""
+        """Return the likeliest class of each row, or a number, by the best trial's model."""
         check_is_fitted(self)
         return self.best_estimator_.predict(X)
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Return the probabilities of ``classes_``, by the best trial's model."""
         check_is_fitted(self)
+        assert isinstance(self.best_estimator_, PrivateClassifier)
         return self.best_estimator_.predict_proba(X)
+
+    def score(self, X: Any, y: Any) -> float:
+        """Return the exact accuracy, or R², of the best model: for rows that are public."""
+        check_is_fitted(self)
+        return float(self.best_estimator_.score(X, y))
+
+    def evaluate(self, X: Any, y: Any, **options: Any) -> Evaluation:
+        """Measure the best model on private rows, as `PrivateClassifier.evaluate` does."""
+        check_is_fitted(self)
+        return self.best_estimator_.evaluate(X, y, **options)
+
+    def __sklearn_tags__(self) -> Any:
+        tags, own = super().__sklearn_tags__(), self.estimator.__sklearn_tags__()
+        tags.estimator_type, tags.classifier_tags, tags.regressor_tags = (
+            own.estimator_type,
+            own.classifier_tags,
+            own.regressor_tags,
+        )
+        return tags
 
     def save(self, folder: str | Path) -> Path:
         """Write the best model and the tuning's statement, for `cords_dp.load_model`."""
@@ -133,7 +171,7 @@ class PrivateTuning(ClassifierMixin, BaseEstimator):
 
 def _written(kind: str, X: Any, y: np.ndarray, given: Given, folder: Path) -> dict[str, Any]:
     """Write the records for the source that reads them; return the ``dataset`` section."""
-    section: dict[str, Any] = {"name": kind, "datadir": str(folder), "feature": "dss"}
+    section: dict[str, Any] = {"name": kind, "datadir": str(folder), "feature": "dss", "test": UNREAD}
     if kind == kinds.TABLE:
         return {**section, **_written_table(X, y, given, folder)}
     labels = given.records.targets.numpy()
@@ -160,7 +198,7 @@ def _written_table(X: pd.DataFrame, y: np.ndarray, given: Given, folder: Path) -
     import pyarrow as pa
     import pyarrow.parquet as pa_parquet
 
-    schema, classes = given.card["schema"], given.card["classes"]
+    schema, classes = given.card["schema"], given.card["classes"] or [None]
     columns = [column["name"] for column in schema["columns"]]
     frame = kinds.with_target(X, y, schema["target"]["name"])
     made_up = pd.DataFrame({**dict.fromkeys(columns, None), schema["target"]["name"]: classes})

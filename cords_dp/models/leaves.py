@@ -2,7 +2,7 @@
 
 Scattering sees how much of each orientation and scale there is; filters see which small patches occur, at half the
 resolution, in each quarter of the image. On held-out images of CIFAR-10's training set a private linear head reads far
-more from both than from either (docs/results.md).
+more from both than from either (docs/results-earlier.md).
 
 Formal guarantee: row i is a function of image i and of public constants (wavelets, filters and whitening matrices that
 come from a seed), so what is proved for a head on rows holds for images. Every operation acts on each image by itself;

@@ -82,12 +82,14 @@ class LoadedModel:
     def __init__(self, card: ModelCard, model: nn.Module):
         self.card, self.model, self.classes = card, model, card.classes
 
-    def predict(self, x: Any) -> np.ndarray:
+    def predict(self, x: Any, threshold: float | None = None) -> np.ndarray:
         """The name of the likeliest class of each record, or "" for one that is not finite; a regression's numbers, in
-        the target's unit: one for each record, or a row where several are predicted. x: as for `predict_proba`."""
+        the target's unit: one for each record, or a row where several are predicted. x: as for `predict_proba`.
+        threshold: of two classes, the probability from which a record counts as the second one, instead of a half."""
+        self.check_threshold(threshold)
         outputs = self._outputs(self._batches(x))
         if not self.card.regression:
-            return self._names(outputs)
+            return self._names(outputs, threshold)
         return outputs[:, 0] if self.card.outputs == 1 else outputs
 
     def predict_proba(self, x: Any) -> np.ndarray:
@@ -105,12 +107,15 @@ class LoadedModel:
         progress: bool = False,
         id_column: str | None = None,
         delimiter: str | None = None,
+        threshold: float | None = None,
     ) -> pd.DataFrame:
         """One row for each record of a file that the source reads; written as CSV to ``out``, if that is given.
 
         A record that cannot be read has an empty row. ``id_column``: a column of the file that is copied beside the
-        predictions. ``delimiter``: of a CSV file, if it is not the one that was trained with.
+        predictions. ``delimiter``: of a CSV file, if it is not the one that was trained with. ``threshold``: as for
+        `predict`.
         """
+        self.check_threshold(threshold)
         records = as_records(self._read(Path(path).expanduser(), delimiter))
         identifiers = {} if id_column is None else {id_column: self._identifiers(records, id_column)}
         total = len(records)
@@ -121,7 +126,7 @@ class LoadedModel:
             columns = {f"prediction_{i}" if outputs.shape[1] > 1 else "prediction": outputs[:, i] for i in
                        range(outputs.shape[1])}  # fmt: skip
         else:
-            columns = {"prediction": self._names(outputs)}
+            columns = {"prediction": self._names(outputs, threshold)}
             columns |= {f"p_{name}": outputs[:, place] for place, name in enumerate(self.classes)}
         frame = pd.DataFrame({"record": names, **identifiers, **columns})
         if out is not None:
@@ -137,9 +142,17 @@ class LoadedModel:
             raise ConfigError("--id", column, "the predictions have a column of this name; rename it")
         return pd.Series(records.store.identifiers(column), dtype=object)
 
-    def _names(self, probabilities: np.ndarray) -> np.ndarray:
-        finite = np.isfinite(probabilities).all(axis=1)
-        best = np.where(finite, np.nan_to_num(probabilities).argmax(axis=1), 0)
+    def check_threshold(self, threshold: float | None) -> None:
+        """Refuse a threshold that is no probability, or for another number of classes than two."""
+        if threshold is not None and len(self.classes) != 2:
+            raise ConfigError("threshold", threshold, "needs a model of two classes; this one has others")
+        if threshold is not None and not 0 <= threshold <= 1:
+            raise ConfigError("threshold", threshold, "must be a probability, from 0 to 1")
+
+    def _names(self, probabilities: np.ndarray, threshold: float | None = None) -> np.ndarray:
+        finite, known = np.isfinite(probabilities).all(axis=1), np.nan_to_num(probabilities)
+        likeliest = known.argmax(axis=1) if threshold is None else (known[:, 1] >= threshold).astype(int)
+        best = np.where(finite, likeliest, 0)
         return np.where(finite, np.array(self.classes, dtype=object)[best], "")
 
     @torch.no_grad()

@@ -87,7 +87,7 @@ def noise_source(rng: np.random.Generator, *, secure: bool = False) -> Noise:
 
 
 _PUBLIC = ("data", "init")
-_SECRET = ("selection", "batches", "noise", "validation", "augmentation", "coins", "global", "preparation")
+_SECRET = ("selection", "batches", "noise", "validation", "augmentation", "coins", "global", "preparation", "test")
 _ENTROPY_BYTES = 32
 
 

@@ -11,7 +11,7 @@ from cords_dp.planning.mechanism import (
     registered_mechanisms,
 )
 from cords_dp.planning.plan import Cost, PrivacyPlan
-from cords_dp.planning.schedule import EpochPlan, Shape, Sizes
+from cords_dp.planning.schedule import EpochPlan, Shape, Sizes, subset_schedule
 
 __all__ = [
     "Cost",
@@ -28,4 +28,5 @@ __all__ = [
     "read_mechanism",
     "register_mechanism",
     "registered_mechanisms",
+    "subset_schedule",
 ]

@@ -49,7 +49,7 @@ class PlannedRun(Protocol):
     def subset(self) -> SubsetSettings: ...
     @property
     def epochs(self) -> int: ...
-    def plan(self, n: int, n_validation: int) -> PrivacyPlan | None: ...
+    def plan(self, n: int, n_validation: int, n_test: int = 0) -> PrivacyPlan | None: ...
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Question:
     epochs: int
     batch_size: int | None = None
 
-    def plan(self, n: int, n_validation: int) -> PrivacyPlan:
+    def plan(self, n: int, n_validation: int, n_test: int = 0) -> PrivacyPlan:
         return build_plan(
             "GLISTERDP" if self.mechanism else "FullDP",
             self.privacy,
@@ -73,6 +73,7 @@ class Question:
             n=n,
             n_validation=n_validation,
             uses_all=self.mechanism is None,
+            n_test=n_test,
         )
 
 
@@ -110,9 +111,9 @@ class Budget:
     alternatives: tuple[Alternative, ...]
 
 
-def budget_of(run: PlannedRun, n: int, n_validation: int) -> Budget | str:
+def budget_of(run: PlannedRun, n: int, n_validation: int, n_test: int = 0) -> Budget | str:
     """Return the budget of a private run with noise, or a sentence where there is none to plan."""
-    plan = run.plan(n, n_validation)
+    plan = run.plan(n, n_validation, n_test)
     if plan is None:
         return "This strategy is not private: there is no budget to plan."
     if plan.noiseless:
@@ -191,9 +192,9 @@ _LINE = "{:<36} {:>9} {:>9} {:>10} {:>7} {:>11} {:>9} {:>8}"
 _COLUMNS = ("way of selecting", "epsilon0", "sigma sel", "eps select", "rate", "sigma train", "eps total", "price")
 
 
-def budget_text(run: PlannedRun, n: int, n_validation: int) -> str:
+def budget_text(run: PlannedRun, n: int, n_validation: int, n_test: int = 0) -> str:
     """Describe the plan of a config and what each way of selecting would cost for it."""
-    budget = budget_of(run, n, n_validation)
+    budget = budget_of(run, n, n_validation, n_test)
     return budget if isinstance(budget, str) else text_of(budget)
 
 
@@ -213,14 +214,15 @@ def text_of(budget: Budget) -> str:
 
 def json_of(budget: Budget) -> dict[str, Any]:
     plan, shape, cost = budget.plan, budget.plan.shape, budget.plan.cost()
-    bounds = {**cost.phases, "total on D": cost.training_data}
-    if cost.validation_data is not None:
-        bounds["total on V"] = cost.validation_data
+    bounds = {**cost.phases, **{f"total on {side}": bound for side, bound in cost.of_sets.items()}}
     return {
         "strategy": shape.strategy,
         "mechanism": plan.mechanism.name if plan.mechanism else None,
         "n": shape.n,
         "n_validation": shape.n_validation,
+        "n_test": shape.n_test,
+        "unit": plan.privacy.unit,
+        "records_per_owner": plan.privacy.records_per_owner,
         "k": shape.k,
         "batch_size": shape.batch_size,
         "epochs": len(shape.epochs),
@@ -233,6 +235,7 @@ def json_of(budget: Budget) -> dict[str, Any]:
         "composition": plan.privacy.composition,
         "sigma": plan.sigma,
         "sigma_validation": plan.sigma_validation,
+        "sigma_test": plan.sigma_test,
         "selection_noise": plan.selection_noise,
         "preparation_noise": plan.preparation_noise,
         "branches": [{"concentration": b.concentration, "rate": b.rate, "sigma": b.sigma} for b in plan.branches],
@@ -251,7 +254,7 @@ def _plan_text(budget: Budget) -> str:
     shape, cost = plan.shape, plan.cost()
     rows: list[tuple[str, str]] = [
         ("strategy", shape.strategy),
-        ("records", f"n = {shape.n}, validation {shape.n_validation}, k = {shape.k} per epoch"),
+        (f"{plan.privacy.unit}s", f"n = {shape.n}, validation {shape.n_validation}, k = {shape.k} per epoch"),
         (
             "budget",
             f"epsilon = {plan.privacy.epsilon:g}, delta = {plan.delta:.3g}, {plan.privacy.composition} composition",
@@ -266,6 +269,10 @@ def _plan_text(budget: Budget) -> str:
     if plan.mechanism is not None and plan.selection_noise is not None:
         rows += plan.mechanism.describe(plan.selection_noise, plan.privacy, shape.sizes, shape.rounds)
     rows += _validation_row(plan)
+    if plan.sigma_test is not None:
+        rows.append(
+            ("test set", f"private, {plan.shape.n_test}, one release of its counts, sigma_t = {plan.sigma_test:.4f}")
+        )
     for phase, bound in cost.phases.items():
         rows.append(
             (f"{phase} alone", f"epsilon = {bound.epsilon:.4f}, delta = {bound.delta:.3g} ({bound.accountant})")
@@ -274,12 +281,19 @@ def _plan_text(budget: Budget) -> str:
         rows.append(("price", budget.price_words))
     total = cost.training_data
     rows.append(("total on D", f"epsilon = {total.epsilon:.4f}, delta = {total.delta:.3g} ({total.accountant})"))
-    if cost.validation_data is not None:
-        rows.append(("total on V", f"epsilon = {cost.validation_data.epsilon:.4f}"))
-    rows.append(("one person", group_words(group_rows(plan)).replace("ε", "epsilon")))
+    others = {side: bound for side, bound in cost.of_sets.items() if side != TRAINING_DATA}
+    rows += [(f"total on {side}", f"epsilon = {bound.epsilon:.4f}") for side, bound in others.items()]
+    rows.append(("one person", _one_person(plan)))
     width = max(len(name) for name, _ in rows)
     indent = " " * (width + 2)
     return "\n".join(textwrap.fill(f"{name:<{width}}  {value}", 100, subsequent_indent=indent) for name, value in rows)
+
+
+def _one_person(plan: PrivacyPlan) -> str:
+    cap = plan.privacy.records_per_owner
+    if cap is not None:
+        return f"is one owner: the figures are for all of its records, of which a step uses at most {cap}"
+    return group_words(group_rows(plan)).replace("ε", "epsilon")
 
 
 def _validation_row(plan: PrivacyPlan) -> list[tuple[str, str]]:

@@ -23,7 +23,7 @@ from cords_dp.accounting.events import merge
 from cords_dp.config.settings import PrivacySettings, SubsetSettings
 from cords_dp.errors import AccountingError, ConfigError
 from cords_dp.planning import noise_cache
-from cords_dp.planning.mechanism import Mechanism, SelectionNoise, declared_releases
+from cords_dp.planning.mechanism import Mechanism, SelectionNoise, declared_releases, registered_mechanisms
 from cords_dp.planning.plan import PrivacyPlan, before_amplification
 from cords_dp.planning.schedule import (
     PREPARATION,
@@ -53,13 +53,14 @@ def build_plan(
     n_validation: int,
     uses_all: bool = False,
     preparation: Preparation | None = None,
+    n_test: int = 0,
 ) -> PrivacyPlan:
     """Fix the schedule and calibrate the noise so that the total meets (ε, δ).
 
     ``mechanism``: of a strategy that selects. ``uses_all``: the strategy trains on all of D. ``batch_size`` None lets
-    the plan choose. ``preparation``: what is released of D before training.
+    the plan choose. ``preparation``: what is released of D before training. ``n_test``: of T, where it is private.
     """
-    sizes = _sizes(subset, mechanism, batch_size, n, n_validation, uses_all=uses_all)
+    sizes = replace(_sizes(subset, mechanism, batch_size, n, n_validation, uses_all=uses_all), n_test=n_test)
     if subset.secret_subset and (strategy != "RandomDP" or subset.kappa):
         raise ConfigError(
             "dss_args.secret_subset", True, "amplifies a run that trains on one uniform subset only: RandomDP, kappa=0"
@@ -68,6 +69,8 @@ def build_plan(
         raise ConfigError(
             "dss_args.secret_subset", True, f"does not amplify {preparation.name!r}, which all records take part in"
         )
+    if privacy.unit == "owner":
+        refuse_without_owners(privacy, subset, mechanism)
     if mechanism is not None:
         mechanism.check(privacy, subset)
         # built anew: a subclass could be charged at one rate and drawn at another
@@ -81,6 +84,8 @@ def build_plan(
     if privacy.noiseless:
         return PrivacyPlan(shape, privacy, subset, mechanism, delta, sigma=0.0, preparation=preparation)
     plan = PrivacyPlan(shape, privacy, subset, mechanism, delta, sigma=1.0, preparation=preparation)
+    if n_test:
+        plan = replace(plan, sigma_test=_calibrate_test(plan))
     if preparation is not None:
         plan = replace(plan, preparation_noise=_calibrate_preparation(plan, preparation))
     if shape.rounds:
@@ -91,6 +96,23 @@ def build_plan(
     if concentrations:
         return _with_branches(plan, concentrations)
     return replace(plan, sigma=_calibrate_training(plan))
+
+
+def refuse_without_owners(privacy: PrivacySettings, subset: SubsetSettings, mechanism: Mechanism | None) -> None:
+    """Refuse what is proved for records only, where the unit is an owner."""
+    if mechanism is not None and not mechanism.counts_owners:
+        others = ", ".join(repr(m.name) for m in registered_mechanisms() if m.counts_owners)
+        raise ConfigError(
+            "dss_args.mechanism",
+            mechanism.name,
+            f"is proved for single records, and here the unit is an owner (dataset.owner); use one of {others}",
+        )
+    if privacy.augmentations > 1:
+        fix = "views are averaged within a record; with owners (dataset.owner) leave it at 1"
+        raise ConfigError("privacy.augmentations", privacy.augmentations, fix)
+    if subset.publish_subset:
+        fix = "which records an owner has is private; with owners (dataset.owner) leave it out"
+        raise ConfigError("dss_args.publish_subset", True, fix)
 
 
 def _with_branches(plan: PrivacyPlan, concentrations: tuple[float, ...]) -> PrivacyPlan:
@@ -152,13 +174,13 @@ def _sizes(
     k = n if uses_all else int(n * subset.fraction)
     if k < 1:
         raise ConfigError("dss_args.fraction", subset.fraction, "selects no record at all; raise it")
+    pool = n if uses_all else mechanism.draws_from(n, k) if mechanism else k
     if batch_size is None:
-        pool = n if uses_all else mechanism.draws_from(n, k) if mechanism else k
         wanted = math.ceil(subset.compute_fraction * n) if uses_all else k
         batch_size = planned_batch_size(pool, wanted)
-    if batch_size > k:
+    if batch_size > pool:
         raise ConfigError(
-            "dataloader.batch_size", batch_size, f"larger than the {k} records to train on; use at most {k}"
+            "dataloader.batch_size", batch_size, f"larger than the {pool} records to train on; use at most {pool}"
         )
     return Sizes(n, n_validation, k, batch_size)
 
@@ -191,7 +213,8 @@ def _without_selection(plan: PrivacyPlan, rate: float | None) -> PrivacyPlan:
 
 
 def _delta(privacy: PrivacySettings, shape: Shape) -> float:
-    largest = max(shape.n, shape.n_validation if privacy.validation == "private" and shape.rounds else 0)
+    read = shape.n_validation if privacy.validation == "private" and shape.rounds else 0
+    largest = max(shape.n, read, shape.n_test)
     if privacy.delta is None:
         return min(1e-5, 0.1 / largest)  # n·δ, the records that might be lost whole, is at most a tenth
     if privacy.delta >= 1 / largest:
@@ -212,6 +235,16 @@ def _calibrate_preparation(plan: PrivacyPlan, preparation: Preparation) -> float
 
     problem = ("preparation", plan.phase_delta(PREPARATION), plan.inclusion)
     return _calibrated(plan, problem, cost_of, target, start=4 / target)
+
+
+def _calibrate_test(plan: PrivacyPlan) -> float:
+    """Find the noise multiplier at which the one release on T costs (ε, δ)."""
+
+    def cost_of(sigma: float, accountant: str) -> float:
+        return epsilon_bound([gaussian(sigma)], plan.delta, accountant).epsilon
+
+    target = plan.privacy.epsilon
+    return _calibrated(plan, ("test", plan.delta), cost_of, target, start=4 / target)
 
 
 def _calibrate_selection(plan: PrivacyPlan) -> float:

@@ -18,11 +18,28 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, Bound, Event, ExponentialPicks, GumbelFreeze
+from cords_dp.accounting import (
+    TEST_DATA,
+    TRAINING_DATA,
+    VALIDATION_DATA,
+    Bound,
+    Event,
+    ExponentialPicks,
+    GumbelFreeze,
+)
 from cords_dp.config.settings import SELECTION_PRIVACY_KEYS, PrivacySettings, SubsetSettings
 from cords_dp.config.values import check_keys, keys_of
 from cords_dp.errors import ConfigError, MechanismError
-from cords_dp.planning.schedule import PREPARATION, SELECTION, VALIDATION, EpochPlan, Sizes, subset_schedule
+from cords_dp.extensions import load_extensions
+from cords_dp.planning.schedule import (
+    EVALUATION,
+    PREPARATION,
+    SELECTION,
+    VALIDATION,
+    EpochPlan,
+    Sizes,
+    subset_schedule,
+)
 
 if TYPE_CHECKING:
     from cords_dp.selection.context import SelectionContext, Selector
@@ -69,7 +86,7 @@ class Release:
     def phase(self) -> str:
         if self.before_training:
             return PREPARATION
-        return SELECTION if self.dataset == TRAINING_DATA else VALIDATION
+        return {TRAINING_DATA: SELECTION, TEST_DATA: EVALUATION}.get(self.dataset, VALIDATION)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +104,8 @@ class Mechanism(ABC):
     sharded: all that it takes from the records before noise are sums over records, handed to `Releases`, and what it
         decides about a record follows from that record and released values; its pool is one of ``context.training``'s
         records. Several processes can then select together, each on its own records (`processes`).
+    counts_owners: in all sums that it hands to `Releases` a record counts with its mass (`Records.masses`), and it
+        picks no records and sets no levels. Its releases then give an owner what they gave a record.
     uses_average: it looks through the averaged weights, where an average is kept, instead of the last ones.
     noise_symbol, cost_rises: the parameter that is calibrated on D, and whether the cost rises with it.
     """
@@ -98,6 +117,7 @@ class Mechanism(ABC):
     default_split: ClassVar[float] = 0.8
     privacy_keys: ClassVar[frozenset[str]] = frozenset({"split"})
     sharded: ClassVar[bool] = False
+    counts_owners: ClassVar[bool] = False
     uses_average: ClassVar[bool] = False
     noise_symbol: ClassVar[str] = "sigma_s"
     cost_rises: ClassVar[bool] = False
@@ -112,8 +132,8 @@ class Mechanism(ABC):
 
     @classmethod
     def suits(cls, keys: Mapping[str, Any]) -> bool:
-        """Return whether it may be the default for a config with these keys in ``dss_args``."""
-        return True
+        """Return whether it is the default for a config with these keys in ``dss_args``."""
+        return False
 
     @classmethod
     def as_default(cls, keys: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -149,7 +169,7 @@ class Mechanism(ABC):
         return ()
 
     def draws_from(self, n: int, k: int) -> int:
-        """Return how many records a step draws from; decides the batch size where the plan chooses it."""
+        """Return how many records a step draws from: no batch may be larger. Decides it where the plan chooses."""
         return k
 
     @property
@@ -215,6 +235,12 @@ _MECHANISMS: dict[str, type[Mechanism]] = {}
 
 def register_mechanism(mechanism: type[Mechanism], *, force: bool = False) -> type[Mechanism]:
     """Make ``dss_args.mechanism = mechanism.name`` choose this class. May stand above a class as a decorator."""
+    load_extensions()
+    return add_mechanism(mechanism, force=force)
+
+
+def add_mechanism(mechanism: type[Mechanism], *, force: bool = False) -> type[Mechanism]:
+    """Register a mechanism that comes with us: before extensions, so that none is loaded for it."""
     if not (isinstance(mechanism, type) and issubclass(mechanism, Mechanism) and is_dataclass(mechanism)):
         raise MechanismError("a mechanism is a subclass of cords_dp.Mechanism and a frozen, keyword-only dataclass")
     if not mechanism.__dataclass_params__.frozen:  # type: ignore[attr-defined]
@@ -235,6 +261,7 @@ def unregister_mechanism(name: str) -> None:
 
 def registered_mechanisms() -> tuple[type[Mechanism], ...]:
     """List the mechanisms in the order of registration; the first that suits a config is its default."""
+    load_extensions()
     return tuple(_MECHANISMS.values())
 
 
@@ -247,13 +274,14 @@ def read_mechanism(
     section: Mapping[str, Any], privacy: PrivacySettings, subset: SubsetSettings, *, default: str | None = None
 ) -> Mechanism:
     """Read the mechanism that ``dss_args`` asks for, or the strategy's default, and check it."""
+    known = registered_mechanisms()
     name = default if section.get("mechanism") is None else section["mechanism"]
     if name is None:
-        chosen = next(m for m in registered_mechanisms() if m.suits(section))
+        chosen = next(m for m in known if m.suits(section))
     elif name in _MECHANISMS:
         chosen = _MECHANISMS[name]
     else:
-        raise ConfigError("dss_args.mechanism", name, f"unknown; known are {', '.join(map(repr, _MECHANISMS))}")
+        raise ConfigError("dss_args.mechanism", name, f"unknown; known are {', '.join(repr(m.name) for m in known)}")
     keys = chosen.as_default(section) if name is None else section
     given = {key: keys[key] for key in chosen.own_keys() if keys.get(key) is not None}
     mechanism = chosen(**given)
@@ -263,7 +291,7 @@ def read_mechanism(
 
 def mechanism_table() -> list[dict[str, str]]:
     """Return one row per mechanism, for README and docs."""
-    first = registered_mechanisms()[0].name if _MECHANISMS else ""
+    first = registered_mechanisms()[0].name
     return [
         {
             "`dss_args.mechanism`": f"`{m.name}`" + (" (default)" if m.name == first else ""),

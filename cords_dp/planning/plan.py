@@ -5,6 +5,12 @@ take their numbers from it, so they cannot disagree. It holds public values only
 
 Released by a run, with its model: each DP-SGD step (a Poisson-subsampled Gaussian (q, σ), sensitivity C,
 charged to D), what the mechanism's `releases` list, charged to D or to V, and what a source fits on D (`preparation`).
+
+Where the test set T is private: one Gaussian release when the run ends, charged to T (`test_releases`), from which all
+numbers follow that the run tells of it. It reads T and the released model. D, V and T have no record in common, so each
+record is read by the releases on one of them; all others depend on it through the outputs of these, as post-processing.
+The run is therefore DP for zero-out of one record of D ∪ V ∪ T, with the largest ε and δ of the three.
+
 RandomDP and FullDP choose without looking at the data and pay for training only. With ``secret_subset`` RandomDP's
 subset is drawn by secret coins, once, and never released: see `amplified`.
 """
@@ -20,6 +26,7 @@ from itertools import groupby
 from typing import Any
 
 from cords_dp.accounting import (
+    TEST_DATA,
     TRAINING_DATA,
     VALIDATION_DATA,
     Bound,
@@ -35,8 +42,18 @@ from cords_dp.accounting import (
 from cords_dp.config.settings import PrivacySettings, SubsetSettings
 from cords_dp.errors import MechanismError
 from cords_dp.planning.mechanism import Mechanism, Release, SelectionNoise, declared_releases
-from cords_dp.planning.schedule import SELECTION, TRAINING, VALIDATION, Branch, EpochPlan, Preparation, Shape
+from cords_dp.planning.schedule import (
+    EVALUATION,
+    SELECTION,
+    TRAINING,
+    VALIDATION,
+    Branch,
+    EpochPlan,
+    Preparation,
+    Shape,
+)
 
+TEST_RELEASE = "test"  # its name, and that of its file in the archive of released values
 # Keys of ``privacy`` that change how fast a run is, or where files lie, and nothing about what it releases.
 _UNPLANNED = frozenset({"grad_sample_mode", "max_physical_batch_size", "account"})
 
@@ -48,6 +65,7 @@ class PrivacyPlan:
     selection_noise: the calibrated parameter of the mechanism (a noise multiplier, or ε₀ of a pick); None where nothing
         is selected or no noise is added. sigma_validation: the noise multiplier on V, where V is private and read.
     preparation, preparation_noise: what is released of D before training, and its noise multiplier.
+    sigma_test: the noise multiplier of the one release on T, where T is private.
     """
 
     shape: Shape
@@ -61,6 +79,7 @@ class PrivacyPlan:
     branches: tuple[Branch, ...] = ()
     preparation: Preparation | None = None
     preparation_noise: float | None = None
+    sigma_test: float | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -75,18 +94,24 @@ class PrivacyPlan:
         """
         shape, mechanism, preparation = self.shape, self.mechanism, self.preparation
         epochs = [[e.pool, e.steps, e.rate, e.selects, e.branched] for e in shape.epochs]
+        privacy = {key: value for key, value in asdict(self.privacy).items() if key not in _UNPLANNED}
+        if self.privacy.unit == "record":
+            del privacy["records_per_owner"]  # such plans knew no other unit
+        sizes = {"n": shape.n, "n_validation": shape.n_validation, "k": shape.k, "batch": shape.batch_size}
+        tested = {} if self.sigma_test is None else {"sigma_test": self.sigma_test}
         return {
             "strategy": shape.strategy,
-            "sizes": {"n": shape.n, "n_validation": shape.n_validation, "k": shape.k, "batch": shape.batch_size},
+            "sizes": {**sizes, "n_test": shape.n_test} if tested else sizes,
             "epochs": [[epoch, len(list(same))] for epoch, same in groupby(epochs)],
             "delta": self.delta,
             "sigma": self.sigma,
             "selection_noise": self.selection_noise,
             "sigma_validation": self.sigma_validation,
+            **tested,
             "branches": [[b.concentration, b.rate, b.sigma] for b in self.branches],
             "preparation": preparation and [preparation.name, preparation.sensitivity, self.preparation_noise],
             "mechanism": mechanism and {"name": mechanism.name, "keys": asdict(mechanism)},
-            "privacy": {key: value for key, value in asdict(self.privacy).items() if key not in _UNPLANNED},
+            "privacy": privacy,
             "dss_args": asdict(self.subset),
         }
 
@@ -157,6 +182,13 @@ class PrivacyPlan:
     def preparation_entries(self) -> tuple[Entry, ...]:
         return tuple(Entry(r.dataset, r.phase, r.event) for r in self.preparation_releases() if r.event is not None)
 
+    def test_releases(self) -> tuple[Release, ...]:
+        """List what is released of T once, of the model that a run ends with; nothing where T is not private."""
+        if self.sigma_test is None:
+            return ()
+        words = "1 (all blocks of a record's part together: confusion matrix, score histograms, gaps, loss)"
+        return (Release(TEST_RELEASE, TEST_DATA, gaussian(self.sigma_test), 1.0, words),)
+
     def selection_entries(self) -> tuple[Entry, ...]:
         """List what one selection charges, on D and on V."""
         return tuple(Entry(r.dataset, r.phase, r.event) for r in self.releases() if r.event is not None)
@@ -174,6 +206,7 @@ class PrivacyPlan:
                 entries.append(Entry(TRAINING_DATA, epoch.phase, self.step_event(epoch)))
         if self.shape.branched_steps:
             entries.append(Entry(TRAINING_DATA, TRAINING, self.branch_event()))
+        entries += [Entry(r.dataset, r.phase, r.event) for r in self.test_releases() if r.event is not None]
         return tuple(entries)
 
     # -- cost ---------------------------------------------------------------------------------
@@ -195,7 +228,11 @@ class PrivacyPlan:
             total_d = self._basic_total(on_d, quick=quick)
         else:
             total_d = self._bound([e.event for e in on_d], self.delta, quick=quick)
-        return Cost(phases, total_d, phases.get(VALIDATION))
+        return Cost(phases, total_d, phases.get(VALIDATION), phases.get(EVALUATION))
+
+    def epsilon_at(self, events: Sequence[Event], delta: float, inclusion: float) -> float:
+        """Bound ε of these events together at another δ; ``inclusion``: of their data set (`inclusion_of`)."""
+        return self._bound(events, delta, quick=True, inclusion=inclusion).epsilon
 
     def spent(self, ledger: Ledger, *, quick: bool = False) -> Cost:
         return self.cost(ledger.entries, quick=quick)
@@ -207,8 +244,9 @@ class PrivacyPlan:
         """
         if self.noiseless:
             return {}
-        on = {side: [e.event for e in self.entries() if e.dataset == side] for side in (TRAINING_DATA, VALIDATION_DATA)}
-        found = group_epsilons(on[TRAINING_DATA], on[VALIDATION_DATA], self.delta, inclusion=self.inclusion)
+        sides = (TRAINING_DATA, VALIDATION_DATA, TEST_DATA)
+        on_d, on_v, on_t = ([e.event for e in self.entries() if e.dataset == side] for side in sides)
+        found = group_epsilons(on_d, on_v, self.delta, on_test=on_t, inclusion=self.inclusion)
         single = self.cost().epsilon
         return {size: max(epsilon, single) for size, epsilon in found.items()}
 
@@ -217,22 +255,26 @@ class PrivacyPlan:
         delta = self.phase_delta(phase)
         own = self.mechanism.bound(events, delta, self.privacy) if self.mechanism and phase == SELECTION else None
         if own is None:
-            return self._bound(events, delta, quick=quick)
+            inclusion = 1.0 if phase in (VALIDATION, EVALUATION) else self.inclusion
+            return self._bound(events, delta, quick=quick, inclusion=inclusion)
         ours = self._bound(events, delta, quick=quick)
         return own if own.epsilon >= ours.epsilon and own.delta <= delta else ours
 
     def phase_delta(self, phase: str) -> float:
-        if self.privacy.composition != "basic" or not self.shape.rounds or phase == VALIDATION:
+        if self.privacy.composition != "basic" or not self.shape.rounds or phase in (VALIDATION, EVALUATION):
             return self.delta
         return self.delta * (1 - self.split if phase == SELECTION else self.split)
 
-    def _bound(self, events: Sequence[Event], delta: float, *, quick: bool = False) -> Bound:
+    def _bound(
+        self, events: Sequence[Event], delta: float, *, quick: bool = False, inclusion: float | None = None
+    ) -> Bound:
+        inclusion = self.inclusion if inclusion is None else inclusion
         accountant = "quick" if quick and self.privacy.accountant == "auto" else self.privacy.accountant
-        inside = epsilon_bound(events, delta / self.inclusion, accountant)
-        if self.inclusion == 1:
+        inside = epsilon_bound(events, delta / inclusion, accountant)
+        if inclusion == 1:
             return inside
         name = f"{inside.accountant}, amplified by a secret subset"
-        return Bound(amplified(inside.epsilon, self.inclusion), delta, name)
+        return Bound(amplified(inside.epsilon, inclusion), delta, name)
 
     def _basic_total(self, entries: list[Entry], *, quick: bool) -> Bound:
         """Add up the ε and the δ of training and of selection (basic composition)."""
@@ -247,20 +289,27 @@ class PrivacyPlan:
 
 @dataclass(frozen=True)
 class Cost:
-    """(ε, δ) of each phase taken alone, of D in total, and of V in total (None where V is not charged)."""
+    """(ε, δ) of each phase taken alone, and of D, of V and of T in total (None where V or T is not charged)."""
 
     phases: dict[str, Bound]
     training_data: Bound
     validation_data: Bound | None
+    test_data: Bound | None = None
+
+    @property
+    def of_sets(self) -> dict[str, Bound]:
+        """The totals by data set, of those that are charged; D's in any case."""
+        found = {TRAINING_DATA: self.training_data, VALIDATION_DATA: self.validation_data, TEST_DATA: self.test_data}
+        return {name: bound for name, bound in found.items() if bound is not None}
 
     @property
     def epsilon(self) -> float:
-        """ε for zero-out of one record of D ∪ V: the maximum, since each mechanism reads one of them."""
-        return max(b.epsilon for b in (self.training_data, self.validation_data) if b is not None)
+        """ε for zero-out of one record of D ∪ V ∪ T: the maximum, since each mechanism reads one of them."""
+        return max(bound.epsilon for bound in self.of_sets.values())
 
     @property
     def delta(self) -> float:
-        return max(b.delta for b in (self.training_data, self.validation_data) if b is not None)
+        return max(bound.delta for bound in self.of_sets.values())
 
     def __str__(self) -> str:
         alone = ", ".join(f"{phase} {bound.epsilon:.4f}" for phase, bound in self.phases.items())

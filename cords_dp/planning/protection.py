@@ -9,20 +9,31 @@ from cords_dp.planning.plan import PrivacyPlan
 
 def protected(plan: PrivacyPlan) -> list[str]:
     """List whose records the guarantee speaks of."""
-    words = [f"every single record of the training set D ({plan.shape.n:,} records)"]
+    each, all_of_them = one_unit(plan), f"{plan.privacy.unit}s"
+    words = [f"{each} of the training set D ({plan.shape.n:,} {all_of_them})"]
     if plan.sigma_validation is not None:
-        words.append(f"every single record of the validation set V ({plan.shape.n_validation:,} records)")
-    elif not plan.validation_is_read:
+        words.append(f"{each} of the validation set V ({plan.shape.n_validation:,} {all_of_them})")
+    elif not plan.validation_is_read and plan.shape.n_validation:
         words.append("the records of the validation set V, which no mechanism has read")
+    if plan.sigma_test is not None:
+        words.append(f"{each} of the test set T ({plan.shape.n_test:,} {all_of_them})")
     return words
 
 
-def unprotected(plan: PrivacyPlan) -> list[str]:
-    """List whom it does not protect, or less than the figures say."""
-    words = [
-        "records of the test set: their exact metrics are shown",
-        "people with several records: each record by itself is protected, the person less (see “Not covered”)",
-    ]
+def one_unit(plan: PrivacyPlan) -> str:
+    """Say what one unit of privacy is."""
+    return "every owner, with all of its records," if plan.privacy.unit == "owner" else "every single record"
+
+
+def unprotected(plan: PrivacyPlan, *, tested: bool = True) -> list[str]:
+    """List whom it does not protect, or less than the figures say. tested: are exact metrics of a test set shown?"""
+    words = ["records of the test set: their exact metrics are shown"] if tested else []
+    if plan.privacy.unit == "owner":
+        words.append("a person under several names: each name has the ε of one owner")
+    else:
+        words.append(
+            "people with several records: each record by itself is protected, the person less (see “Not covered”)"
+        )
     if plan.validation_is_read and plan.privacy.validation == "public":
         words.insert(0, "records of the validation set V, which was declared public")
     if plan.privacy.exact_metrics:
@@ -39,11 +50,11 @@ def relation_words(plan: PrivacyPlan) -> str:
     inequality of (ε, δ) they are (2ε, (1 + e^ε)·δ). Add/remove differs in that n is private; the events, and so their
     bounds, are the same, except where indices are picked: an absent record has none.
     """
-    cost = plan.cost()
+    cost, unit = plan.cost(), plan.privacy.unit
     if plan.mechanism is None or plan.mechanism.secret_pool:
         removed = (
-            "Add/remove, under which the record is absent instead of null, charges the same events and gives the same "
-            "ε and δ; it would also hide the number of records, which is public here."
+            f"Add/remove, under which the {unit} is absent instead of null, charges the same events and gives the same "
+            f"ε and δ; it would also hide the number of {unit}s, which is public here."
         )
     else:
         removed = (
@@ -51,7 +62,12 @@ def relation_words(plan: PrivacyPlan) -> str:
             "records is public, and a subset is picked from all of their indices."
         )
     delta = min(1.0, (1 + math.exp(min(cost.epsilon, 700.0))) * cost.delta)
-    return (
-        f"{removed} Replace-one, under which another record takes its place, is two steps of zero-out: what follows "
-        f"for it is ε = {2 * cost.epsilon:.4f} and δ = {delta:.3g}, not the figures above."
+    other = "another record takes its place" if unit == "record" else "other records take the place of an owner's"
+    single = (
+        " That a single record of an owner with several is changed or left out is such a case; no smaller ε is proved "
+        "for it, since an owner's records are clipped together. For an owner of one record the figures above hold."
     )
+    return (
+        f"{removed} Replace-one, under which {other}, is two steps of zero-out: what follows "
+        f"for it is ε = {2 * cost.epsilon:.4f} and δ = {delta:.3g}, not the figures above."
+    ) + (single if unit == "owner" else "")

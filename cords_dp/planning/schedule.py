@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from cords_dp.config.settings import SubsetSettings
 
 WARM_START, TRAINING, SELECTION, VALIDATION = "warm start", "training", "selection", "validation"
+EVALUATION = "evaluation"
 
 
 @dataclass(frozen=True)
@@ -43,12 +44,16 @@ class Branch:
 
 @dataclass(frozen=True)
 class Sizes:
-    """n records in D, n_validation in V, k of D to train on in an epoch, batches of batch_size expected."""
+    """n records in D, n_validation in V, k of D to train on in an epoch, batches of batch_size expected.
+
+    n_test: in the test set T, where it is private; else 0, for nothing about it is planned.
+    """
 
     n: int
     n_validation: int
     k: int
     batch_size: int
+    n_test: int = 0
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,10 @@ class Shape:
     @property
     def n_validation(self) -> int:
         return self.sizes.n_validation
+
+    @property
+    def n_test(self) -> int:
+        return self.sizes.n_test
 
     @property
     def k(self) -> int:

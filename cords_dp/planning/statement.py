@@ -13,20 +13,27 @@ from cords_dp.accounting.events import to_dict
 from cords_dp.accounting.membership_risk import risk_of_bound
 from cords_dp.files import write_durably
 from cords_dp.planning.build import price_of_selection
+from cords_dp.planning.interchange import events_of
+from cords_dp.planning.measures import measure_lines, measures_of, registry_fields
 from cords_dp.planning.plan import PrivacyPlan, before_amplification
 from cords_dp.planning.protection import protected, relation_words, unprotected
 from cords_dp.planning.schedule import TRAINING
-from cords_dp.planning.statement_page import about_rows, statement_page
+from cords_dp.planning.statement_page import about_rows, other_totals, statement_page
 
 STATEMENT = ("privacy.json", "privacy.md", "privacy.html")
+TEST_METRICS = "metrics of the test set, which is taken as public"
+_SEVERAL_RECORDS = (
+    "people with several records as if they had one: for k records of one of the sets, (k·ε, k·e^((k−1)·ε)·δ) is what "
+    "follows from this guarantee alone; the statement of a run has ε for them at the same δ"
+)
 NOT_COVERED = (
     "choosing hyper-parameters by looking at results on the same private data (cords_dp tune pays for that)",
     "side channels of floating-point arithmetic",
     "the time and memory that the run took",
     "cached features of private records, which lie in plain files below the data directory",
-    "exact metrics of private records, if they were switched on, and metrics of the test set, which is taken as public",
-    "people with several records as if they had one: for k records of D, or of V, (k·ε, k·e^((k−1)·ε)·δ) is what "
-    "follows from this guarantee alone; the statement of a run has ε for them at the same δ",
+    "exact metrics of private records, if they were switched on",
+    TEST_METRICS,
+    _SEVERAL_RECORDS,
     "other runs: ε is per run, and runs on the same records add up (privacy.account keeps the total)",
 )
 
@@ -38,11 +45,17 @@ _NOT_PRIVATE = (
 
 
 def privacy_report(
-    plan: PrivacyPlan, ledger: Ledger, *, unused_keys: Sequence[str] = (), about: Mapping[str, Any] | None = None
+    plan: PrivacyPlan,
+    ledger: Ledger,
+    *,
+    unused_keys: Sequence[str] = (),
+    about: Mapping[str, Any] | None = None,
+    tested: bool = True,
 ) -> dict[str, Any]:
     """Collect everything that ``privacy.json`` holds. Public values only.
 
-    about: which data, when, with which versions, which model and account (`training.provenance`).
+    about: which data, when, with which versions, which model and account (`training.provenance`). tested: does the run
+    show exact metrics of a test set? An estimator's fit shows none, a private test set's are released and charged.
     """
     known = {} if about is None else {"about": dict(about)}
     if plan.noiseless:
@@ -51,17 +64,14 @@ def privacy_report(
             "statement": "NOT PRIVATE: epsilon = inf (or None). This run gives no privacy guarantee.",
             **known,
         }
-    planned, charged = plan.cost(), plan.spent(ledger)
-    return {
+    planned, charged, events = plan.cost(), plan.spent(ledger), events_of(plan)
+    report = {
         "private": not plan.privacy.reproducible_noise,
-        "statement": _NOT_PRIVATE + _guarantee(plan) if plan.privacy.reproducible_noise else _guarantee(plan),
-        "unit": "one record of the training set D" + (" or of the validation set V" if _v_charged(plan) else ""),
+        "statement": _NOT_PRIVATE * plan.privacy.reproducible_noise + _guarantee(plan, tested=tested),
+        "unit": f"{_unit(plan)} of the training set D{_also(plan, ' or of the ', ' V', ' T')}",
         "protects": protected(plan),
-        "does_not_protect": unprotected(plan),
-        "neighbouring_relation": (
-            "zero-out: one record is replaced by a null record that contributes the zero vector to every query; "
-            "the number of records and their indices are public"
-        ),
+        "does_not_protect": unprotected(plan, tested=tested),
+        "neighbouring_relation": _RELATIONS[plan.privacy.unit],
         "other_relations": relation_words(plan),
         "epsilon_allowed": plan.privacy.epsilon,
         # what was charged can exceed the plan only if the plan was changed by hand; then it is what counts
@@ -69,11 +79,12 @@ def privacy_report(
         "delta": planned.delta,
         "epsilon_training_data": planned.training_data.epsilon,
         "epsilon_validation_data": planned.validation_data.epsilon if planned.validation_data else None,
+        "epsilon_test_data": planned.test_data.epsilon if planned.test_data else None,
         "accountant": planned.training_data.accountant,
         "composition": plan.privacy.composition,
         "phases": {name: _bound(bound) for name, bound in planned.phases.items()},
         "charged_so_far": {"epsilon": charged.epsilon, "delta": charged.delta},
-        "meaning": _risk(plan).text(),
+        "meaning": _risk(plan).text(plan.privacy.unit),
         "membership_risk": _risk(plan).to_dict(),
         "nist_sp_800_226": _evaluation_fields(plan),
         "validation_set": _validation_sentence(plan),
@@ -83,10 +94,14 @@ def privacy_report(
         "mechanisms": mechanism_rows(plan),
         "unused_keys": list(unused_keys),
         "ledger": ledger.to_dict(),
-        "not_covered": list(NOT_COVERED),
+        "plan": plan.facts(),
+        "events": events,
+        "measures": measures_of(plan, events["datasets"]),
+        "not_covered": _not_covered(plan, tested=tested),
         "exact_metrics_of_private_records": plan.privacy.exact_metrics,
         **known,
     }
+    return {**report, "dp_deployments_registry": registry_fields(report)}
 
 
 def write_statement(folder: Path, report: dict[str, Any]) -> str:
@@ -114,8 +129,8 @@ def privacy_markdown(report: dict[str, Any]) -> str:
         f"| **D in total** | **{report['epsilon_training_data']:.4f}** | {report['delta']:.3g} "
         f"| {report['accountant']}, {report['composition']} composition |"
     )
-    if report["epsilon_validation_data"] is not None:
-        lines.append(f"| **V in total** | **{report['epsilon_validation_data']:.4f}** | {report['delta']:.3g} | |")
+    for name, epsilon in other_totals(report).items():
+        lines.append(f"| **{name} in total** | **{epsilon:.4f}** | {report['delta']:.3g} | |")
     lines += [
         "",
         "Phases are bounded alone; under joint composition the total is less than their sum. All values are "
@@ -128,6 +143,10 @@ def privacy_markdown(report: dict[str, Any]) -> str:
         "",
         report["meaning"],
         "",
+        "## In other measures",
+        "",
+        *(f"- {line}" for line in measure_lines(report["measures"])),
+        "",
         "## For people with several records",
         "",
         group_sentence(report["several_records_of_one_person"], report["delta"]),
@@ -137,6 +156,12 @@ def privacy_markdown(report: dict[str, Any]) -> str:
         "| | |",
         "|---|---|",
         *(f"| {name} | {value} |" for name, value in report["nist_sp_800_226"].items()),
+        "",
+        "## For a registry of deployments",
+        "",
+        "| | |",
+        "|---|---|",
+        *(f"| {name} | {value} |" for name, value in report["dp_deployments_registry"].items()),
         "",
         "## In which sense",
         "",
@@ -166,12 +191,13 @@ def _about_lines(report: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _guarantee(plan: PrivacyPlan) -> str:
+def _guarantee(plan: PrivacyPlan, *, tested: bool = True) -> str:
     cost = plan.cost()
-    both = " and of the validation set" if _v_charged(plan) else ""
-    exceptions = ["the metrics of the test set", "the times shown"]
+    both = _also(plan, " and of the ")
+    exceptions = [*(["the metrics of the test set"] if tested else []), "the times shown"]
     if plan.privacy.exact_metrics:
         exceptions.append("the exact metrics of private records that were switched on")
+    shown = rounded_up(cost.epsilon)
     conditions = " Which class each index belongs to is declared public." if plan.privacy.labels_public else ""
     if plan.subset.secret_subset:
         inside = before_amplification(cost.epsilon, plan.inclusion)
@@ -181,36 +207,70 @@ def _guarantee(plan: PrivacyPlan) -> str:
         )
     return (
         f"The released model and every other output of this run, except {_listed(exceptions)}, are "
-        f"(ε = {cost.epsilon:.4f}, δ = {cost.delta:.3g})-differentially private for zero-out of one record of the "
+        f"(ε = {shown}, δ = {cost.delta:.3g})-differentially private for zero-out of {_unit(plan)} of the "
         f"training set{both}.{conditions} This is the cost of the whole planned schedule; stopping early does not "
         "lower it."
     )
 
 
+def rounded_up(epsilon: float) -> str:
+    """Write ε with four decimals, never less than it is: a sentence that claims less would be wrong."""
+    return f"{math.ceil(epsilon * 1e4 - 1e-6) / 1e4:.4f}"
+
+
+def _not_covered(plan: PrivacyPlan, *, tested: bool) -> list[str]:
+    left_out = {*(() if tested else (TEST_METRICS,)), *(() if plan.privacy.unit == "record" else (_SEVERAL_RECORDS,))}
+    return [item for item in NOT_COVERED if item not in left_out]
+
+
+def _unit(plan: PrivacyPlan) -> str:
+    cap = plan.privacy.records_per_owner
+    if cap is None:
+        return "one record"
+    return f"one owner with all of its records (of which a step uses at most {cap:,})"
+
+
+_RELATIONS = {
+    "record": "zero-out: one record is replaced by a null record that contributes the zero vector to every query; "
+    "the number of records and their indices are public",
+    "owner": "zero-out: all records of one owner are replaced by null records that contribute the zero vector to every "
+    "query; the number of owners is public, how many records each has is not",
+}
+
+
 def _listed(things: Sequence[str]) -> str:
-    return f"{', '.join(things[:-1])} and {things[-1]}"
+    return " and ".join(filter(None, [", ".join(things[:-1]), things[-1]]))
 
 
 def _risk(plan: PrivacyPlan) -> MembershipRisk:
-    """Bound the membership risk of D's records; under RDP, which is chosen for speed, from ε and δ alone."""
-    bound = plan.cost().training_data
-    if plan.privacy.accountant == "rdp" or plan.inclusion < 1:
+    """Bound the membership risk of the records of whichever set has the larger one."""
+    risks = [_risk_of(plan, side, bound) for side, bound in plan.cost().of_sets.items()]
+    return max(risks, key=lambda risk: risk.advantage)
+
+
+def _risk_of(plan: PrivacyPlan, side: str, bound: Bound) -> MembershipRisk:
+    """Bound the risk of a set's records; under RDP, which is chosen for speed, from ε and δ alone."""
+    if plan.privacy.accountant == "rdp" or (plan.inclusion < 1 and side == TRAINING_DATA):
         return risk_of_bound(bound.epsilon, bound.delta)
-    events = [e.event for e in plan.entries() if e.dataset == TRAINING_DATA]
+    events = [e.event for e in plan.entries() if e.dataset == side]
     return membership_risk(events, bound.epsilon, bound.delta)
 
 
 def group_rows(plan: PrivacyPlan) -> list[dict[str, Any]]:
-    """Return ε for several records of one person; None where no bound is useful."""
+    """Return ε for several records of one person; None where no bound is useful. Of owners the one ε says it all."""
+    if plan.privacy.unit == "owner":
+        return []
     costs = plan.group_cost().items()
     return [{"records": size, "epsilon": epsilon if math.isfinite(epsilon) else None} for size, epsilon in costs]
 
 
 def group_sentence(rows: Sequence[dict[str, Any]], delta: float) -> str:
     """Say what people with several records have, at the δ of one record."""
+    if not rows:
+        return "The figures above are those of a person: of an owner with all of its records, however many there are."
     return (
-        f"At the same δ = {delta:.3g}, however a person's records lie in D and V: {group_words(rows)}. These are upper "
-        "bounds, computed from the mechanisms above; k·ε at the same δ is none."
+        f"At the same δ = {delta:.3g}, however a person's records lie in the sets: {group_words(rows)}. These are "
+        "upper bounds, computed from the mechanisms above; k·ε at the same δ is none."
     )
 
 
@@ -228,7 +288,9 @@ def _evaluation_fields(plan: PrivacyPlan) -> dict[str, str]:
     cost = plan.cost()
     return {
         "privacy parameters": f"ε = {cost.epsilon:.4f}, δ = {cost.delta:.3g}, per run",
-        "unit of privacy": "one record (event level); see below for people with several",
+        "unit of privacy": "one owner with all of its records (user level)"
+        if plan.privacy.unit == "owner"
+        else "one record (event level); see below for people with several",
         "variant": "approximate differential privacy, computed numerically as an upper bound",
         "neighbouring relation": "zero-out, both directions; n is public",
         "trust model": "central: those who run the training see the records, those who get the model do not",
@@ -246,8 +308,10 @@ def _used(plan: PrivacyPlan) -> str:
     return ", ".join(dict.fromkeys(row["mechanism"].partition(",")[0] for row in mechanism_rows(plan)))
 
 
-def _v_charged(plan: PrivacyPlan) -> bool:
-    return plan.sigma_validation is not None
+def _also(plan: PrivacyPlan, link: str, v: str = "", t: str = "") -> str:
+    """Name the sets beside D that are charged."""
+    named = [(plan.sigma_validation, f"validation set{v}"), (plan.sigma_test, f"test set{t}")]
+    return "".join(f"{link}{name}" for sigma, name in named if sigma is not None)
 
 
 def _validation_sentence(plan: PrivacyPlan) -> str:
@@ -310,6 +374,9 @@ def mechanism_rows(plan: PrivacyPlan) -> list[dict[str, Any]]:
     for release in plan.releases() if plan.shape.rounds else ():
         if release.event is not None:
             add(release.phase, release.event, release.description, plan.shape.rounds)
+    for release in plan.test_releases():
+        if release.event is not None:
+            add(release.phase, release.event, release.description, 1)
     for epoch in plan.shape.epochs:
         if epoch.steps and not epoch.branched:
             add(epoch.phase, plan.step_event(epoch), f"{plan.privacy.max_grad_norm:g} (clip norm)", 1)

@@ -6,10 +6,13 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cords_dp.planning.measures import measure_lines
+from cords_dp.planning.trade_off_figure import trade_off_figure
+
 _STYLE = """
-@page { size: A4; margin: 12mm 14mm; }
+@page { size: A4; margin: 9mm 14mm; }
 * { box-sizing: border-box; }
-body { font: 8.6pt/1.32 "Helvetica Neue", Arial, "Liberation Sans", sans-serif; color: #1d2433; background: #fff;
+body { font: 8.2pt/1.28 "Helvetica Neue", Arial, "Liberation Sans", sans-serif; color: #1d2433; background: #fff;
        max-width: 182mm; margin: 8mm auto; overflow-wrap: break-word; }
 h1 { font-size: 15pt; margin: 0 0 1mm; }
 h2 { font-size: 9.4pt; margin: 2.6mm 0 .8mm; }
@@ -23,8 +26,10 @@ th, td { text-align: left; vertical-align: top; padding: .5mm 1.5mm .5mm 0; bord
 th { font-weight: 600; }
 .facts td { overflow-wrap: anywhere; }
 .facts th { white-space: nowrap; width: 1%; padding-right: 4mm; }
-.small { font-size: 7.4pt; line-height: 1.25; color: #444b5a; }
-.sign { margin-top: 5mm; display: grid; grid-template-columns: 1fr 1fr 1fr; gap: 8mm; }
+.curve { display: grid; grid-template-columns: auto 1fr; gap: 4mm; align-items: center; }
+.curve svg { width: 38mm; height: auto; }
+.small { font-size: 7.2pt; line-height: 1.22; color: #444b5a; }
+.sign { margin-top: 4mm; display: grid; grid-template-columns: 1fr 1fr 1fr; gap: 8mm; }
 .sign span { border-top: .2mm solid #1d2433; padding-top: .6mm; }
 @media print { body { margin: 0; max-width: none; } }
 @media (max-width: 40rem) { body { margin: 3mm; } .two { grid-template-columns: 1fr; } }
@@ -43,7 +48,7 @@ def statement_page(report: Mapping[str, Any]) -> str:
         _list("Whom it protects", report.get("protects")),
         _list("Whom it does not protect", report.get("does_not_protect")),
         "</div>",
-        _paragraph("What it means", report.get("meaning")),
+        _meaning(report),
         _mechanisms(report.get("mechanisms") or report.get("mechanisms_of_a_trial") or ()),
         _costs(report),
         _paragraph("Compared with other definitions", report.get("other_relations")),
@@ -65,8 +70,9 @@ def about_rows(about: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows += [("data", data["name"]), *((file["key"], _file_words(file)) for file in data.get("files") or ())]
         if data.get("salt") and any(file.get("digest") for file in data["files"]):
             rows.append(("checked with", "cords-dp data digest FILE --statement privacy.json, by the owner of the key"))
-        counts = [f"{number:,} in {_SETS.get(name, name)}" for name, number in (data.get("records") or {}).items()]
-        rows += [("records", ", ".join(counts))] if counts else []
+        for what in ("records", "owners"):
+            counts = [f"{number:,} in {_SETS.get(name, name)}" for name, number in (data.get(what) or {}).items()]
+            rows += [(what, ", ".join(counts))] if counts else []
     rows += [("date", about["date"])] if about.get("date") else []
     if "model" in about:
         rows.append(("model", f"{model['file']}, sha256 {model['sha256']}" if model else "no file was written"))
@@ -112,6 +118,15 @@ def _paragraph(title: str, words: str | None) -> str:
     return f"<h2>{title}</h2><p>{_text(words)}</p>" if words else ""
 
 
+def _meaning(report: Mapping[str, Any]) -> str:
+    """Say what an attacker can tell, with the curve beside it."""
+    words, measures = _paragraph("What it means", report.get("meaning")), report.get("measures") or ()
+    if not measures:
+        return words
+    lines = "".join(f"<li>{_text(line)}</li>" for line in measure_lines(measures, brief=True))
+    return f"<div class=curve>{trade_off_figure(measures)}<div>{words}<ul class=small>{lines}</ul></div></div>"
+
+
 def _mechanisms(rows: Sequence[Mapping[str, Any]]) -> str:
     if not rows:
         return ""
@@ -129,11 +144,16 @@ def _costs(report: Mapping[str, Any]) -> str:
     if report.get("epsilon_training_data") is None:
         return ""
     words = [f"D in total ε = {report['epsilon_training_data']:.4f}"]
-    if report.get("epsilon_validation_data") is not None:
-        words.append(f"V in total ε = {report['epsilon_validation_data']:.4f}")
+    words += [f"{name} in total ε = {epsilon:.4f}" for name, epsilon in other_totals(report).items()]
     words += [f"{name} alone {bound['epsilon']:.4f}" for name, bound in (report.get("phases") or {}).items()]
     how = ", ".join(filter(None, [report.get("accountant"), report.get("composition")]))
     return _paragraph("What it cost", f"{'; '.join(words)}; all at δ = {report['delta']:.3g} at most ({how}).")
+
+
+def other_totals(report: Mapping[str, Any]) -> dict[str, float]:
+    """Return ε of the sets beside D that are charged, by name."""
+    found = {"V": report.get("epsilon_validation_data"), "T": report.get("epsilon_test_data")}
+    return {name: epsilon for name, epsilon in found.items() if epsilon is not None}
 
 
 def _text(value: Any) -> str:

@@ -29,6 +29,11 @@ def metric_words(name: str) -> str:
     return _WORDS.get(name) or name.replace("_", " ")
 
 
+def is_share(name: str) -> bool:
+    """Return whether a metric is a share, which is shown in percent."""
+    return name in _SHARES
+
+
 def metric_numbers(result: Mapping[str, Any]) -> dict[str, float]:
     """Return the single numbers of a result, the headline ones first: accuracy with the base rate beside it, the rest.
 
@@ -52,7 +57,7 @@ def metric_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     measured = result.get("metrics")
     measured = measured if isinstance(measured, Mapping) else {}
     return [
-        (metric_words(name), _shown(name, value) + _interval(name, measured.get(name)))
+        (metric_words(name), shown_metric(name, value) + _interval(name, measured.get(name)))
         for name, value in metric_numbers(result).items()
     ]
 
@@ -86,11 +91,12 @@ def _is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _shown(name: str, value: float) -> str:
+def shown_metric(name: str, value: float) -> str:
+    """Write a number of this metric: shares in percent."""
     return f"{100 * value:.2f} %" if name in _SHARES else f"{value:.4g}"
 
 
 def _interval(name: str, measured: Any) -> str:
     if not isinstance(measured, Mapping) or not (_is_number(measured.get("low")) and _is_number(measured.get("high"))):
         return ""
-    return f" ({_shown(name, measured['low'])} to {_shown(name, measured['high'])})"
+    return f" ({shown_metric(name, measured['low'])} to {shown_metric(name, measured['high'])})"

@@ -41,7 +41,8 @@ def budget_figure(budget: Budget, path: Path) -> Path:
         left.plot(epochs, [0.0, *(v for _, _, v in budget.curve)], marker="o", ms=3, ls="--", label="validation data V")
     left.axhline(budget.plan.privacy.epsilon, color="0.6", lw=1)
     left.set(xlabel="epoch", ylabel="ε charged", ylim=(0, None), title=f"Noise multiplier {budget.plan.sigma:.3g}")
-    left.legend(frameon=False, fontsize=8)
+    left.locator_params(axis="x", integer=True)
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower left", ncols=2, frameon=False, fontsize=8)
     tidy_axis(left)
     if priced:
         right = axes[0][1]

@@ -25,6 +25,7 @@ __all__ = [
     "paired_differences",
     "paper_comparison",
     "plain_mean_std",
+    "probability_tables",
     "study_tables",
     "to_markdown",
 ]
@@ -114,6 +115,20 @@ def group_tables(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
         cells = cells.rename(columns=lambda column: column.removeprefix("accuracy_")).unstack("scenario", sort=False)
         cells.columns = [f"{scenario}: {group}" for group, scenario in cells.columns]
         tables[f"{dataset}, ε = {budget:g}: by group"] = cells.rename_axis("method").reset_index()
+    return tables
+
+
+_OF_PROBABILITIES = {"auc": "AUC", "log_loss": "log loss", "calibration_error": "calibration error"}
+
+
+def probability_tables(frame: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Tabulate how good probabilities are: methods × scenario and score, means over seeds."""
+    known = [name for name in _OF_PROBABILITIES if name in frame]
+    tables = {}
+    for title, part in _parts(frame, "scenario") if known and "scenario" in frame else ():
+        cells = part.groupby(["method", "scenario"], sort=False)[known].mean().map("{:.3f}".format).unstack("scenario")
+        cells.columns = [f"{scenario}: {_OF_PROBABILITIES[name]}" for name, scenario in cells.columns]
+        tables[f"{title}: probabilities"] = cells.rename_axis("method").reset_index()
     return tables
 
 

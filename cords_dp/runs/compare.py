@@ -24,6 +24,7 @@ from cords_dp.config.keys import COMMON_STRATEGY_KEYS, CORDS_STRATEGY_KEYS
 from cords_dp.config.settings import SELECTION_PRIVACY_KEYS
 from cords_dp.errors import ConfigError
 from cords_dp.files import write_durably
+from cords_dp.planning.statement import rounded_up
 from cords_dp.runs.run import RunResult, run_and_hand_over
 from cords_dp.training.resolve import Run, resolve
 
@@ -51,7 +52,7 @@ class Comparison:
         else:
             measured = {"R²": f"{result.r2:.4f}", "RMSE": f"{result.rmse:.4g}"}
         private = math.isfinite(result.epsilon_allowed)
-        cost = {"ε": f"{result.epsilon:.4f}" if private else "none"}
+        cost = {"ε": rounded_up(result.epsilon) if private else "none"}
         return {"run": name, **measured, "loss": f"{result.loss:.4f}", **cost}
 
     def text(self) -> str:
@@ -64,12 +65,17 @@ class Comparison:
             for row in rows
         ]
         private = [result for result in self.rows.values() if math.isfinite(result.epsilon_allowed)]
+        single = rounded_up(max(result.epsilon for result in private))
         if self.equal_compute:
-            lines += ["", "FullDP takes as many gradients as the selection does (dss_args.compute_fraction)."]
+            lines += [
+                "",
+                "FullDP takes the same share of gradients (dss_args.compute_fraction), of all records: it reads no",
+                "validation set, and trains on its records too unless the config gives dataset.validation_fraction.",
+            ]
         lines += [
             "",
             f"What it cost: the {len(private)} private runs read the same records, so together they are "
-            f"(ε = {self.epsilon:.4f}, δ = {self.delta:.3g}), not ε = {max(r.epsilon for r in private):.4f}.",
+            f"(ε = {rounded_up(self.epsilon)}, δ = {self.delta:.3g}), not ε = {single}.",
             "The runs without privacy protect nobody: their models and figures tell of single records. Keep them to",
             "yourself; whoever chooses by them, or publishes this table of private records, has no guarantee.",
         ]

@@ -65,6 +65,8 @@ def model_readme(name: str, card: Mapping[str, Any], result: Mapping[str, Any], 
         lines += [f"Classes, in the order of the outputs: {', '.join(f'`{one}`' for one in classes)}.", ""]
     lines += ["## Results on the test set", "", "| | |", "|---|---|"]
     lines += [f"| {words} | {value} |" for words, value in metric_rows(result)]
+    if "released" in (result.get("metrics") or {}):
+        lines += ["", "Of a private test set: released with noise and charged to it; the intervals hold 95 %."]
     lines += ["", "## Privacy", "", statement, ""]
     if report.get("meaning"):
         lines += [report["meaning"], ""]

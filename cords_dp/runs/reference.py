@@ -17,7 +17,6 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import Any
 
-import cords_dp.selection  # noqa: F401 - registers the mechanisms
 from cords_dp.config.keys import COMMON_STRATEGY_KEYS, CORDS_STRATEGY_KEYS, SECTIONS, SOURCE_KEYS, TOP_LEVEL
 from cords_dp.config.presets import config_for
 from cords_dp.config.values import Check, Key, keys_of

@@ -1,6 +1,6 @@
-"""Trains one config into one folder of results, with facts for the report: accuracy by class, and draws.
+"""Trains one config into one folder of results, with facts for the report: metrics, accuracy by class, and draws.
 
-Privacy: the accuracies are of the test set, which is taken as public, as the statement says. The draws are read from
+Privacy: metrics are of the test set, which is taken as public, as the statement says. The draws are read from
 the files of released values that a selection leaves beside its ledger (`selection.session`), and only for mechanisms of
 this package, whose states are known to hold released values: noisy shares of the labels, and chances that follow from
 them. No record is looked at for either, and nothing is charged.
@@ -10,33 +10,39 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from dotmap import DotMap
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from cords_dp.config import thawed_copy, to_plain
+from cords_dp.config import thawed_copy
+from cords_dp.config.settings import PUBLIC
+from cords_dp.data.build import evaluation_batches
 from cords_dp.data.record_set import sequential_batches
+from cords_dp.evaluation.measured import metrics_of, metrics_released
 from cords_dp.files import remove_stale, write_durably
 from cords_dp.planning.mechanism import Mechanism
 from cords_dp.planning.statement import STATEMENT
 from cords_dp.processes import current_world, keep_freed_memory
 from cords_dp.progress import quiet
+from cords_dp.report.metrics import metric_numbers, metric_rows, metric_words
+from cords_dp.runs.manifest import write_manifest
 from cords_dp.runs.model_readme import write_model_readme
 from cords_dp.selection.align import Align
 from cords_dp.training.handover import explaining_full_disks, model_card
 from cords_dp.training.log import console
-from cords_dp.training.provenance import versions, weights
+from cords_dp.training.metrics import History, groups_of, predictions
+from cords_dp.training.provenance import config_text, versions, weights
 from cords_dp.training.resolve import resolve
 from cords_dp.training.trainer import TrainClassifier
 
-__all__ = ["RunResult", "console", "run_and_hand_over", "run_experiment"]
+__all__ = ["RunResult", "console", "measured_metrics", "run_and_hand_over", "run_experiment"]
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,7 @@ class RunResult:
     train_seconds: float
     selection_seconds: float
     out: str
+    metrics: dict[str, Any] = field(default_factory=dict, kw_only=True)  # `evaluation.measured`
 
     def facts(self) -> dict[str, Any]:
         """Return the summary for ``result.json``: with an accuracy, or with RMSE and R² in its place."""
@@ -65,9 +72,14 @@ class RunResult:
 
     def text(self) -> str:
         """Summarise the run for the user when it ends."""
-        lines = [f"test accuracy   {100 * self.accuracy:.2f} %"]
+        lines = (
+            [] if math.isnan(self.accuracy) else [f"test accuracy   {100 * self.accuracy:.2f} %{_beside(self.metrics)}"]
+        )
         if self.rmse is not None:
             lines = [f"test RMSE       {self.rmse:.4g}, in the target's unit", f"test R²         {self.r2:.4f}"]
+        lines += _metric_lines(self.metrics)
+        if "released" in self.metrics:
+            lines.append("  of the private test set, with noise, released once and charged to it; 95 % intervals")
         if math.isinf(self.epsilon_allowed):
             lines.append("privacy         none (not a private run)")
         else:
@@ -86,14 +98,54 @@ def _describe_seconds(seconds: float) -> str:
     return f"{seconds:.1f}" if seconds >= 1 else "under 1"
 
 
+_HEADLINES = ("accuracy", "base_rate", "rmse", "r2")  # in the first lines already
+_FEW_CLASSES = 10
+
+
+def _beside(metrics: Mapping[str, Any]) -> str:
+    """Describe what always saying the most frequent class would reach, beside an accuracy."""
+    rows = dict(metric_rows({"metrics": {"base_rate": metrics.get("base_rate")}}))
+    return "".join(f"; always the most frequent class: {value}" for value in rows.values())
+
+
+def _metric_lines(metrics: Mapping[str, Any]) -> list[str]:
+    """Return the other metrics as a small table, and precision and recall where the classes are few."""
+    numbers = {name: value for name, value in metrics.items() if name not in _HEADLINES}
+    rows = metric_rows({"metrics": numbers})
+    lines = [f"  {words:<20}{value}" for words, value in rows]
+    classes = metrics.get("by_class")
+    if isinstance(classes, list) and len(classes) <= _FEW_CLASSES:
+        lines += _table_lines("class", classes)
+    return lines + _table_lines("group", metrics.get("by_group") or [])
+
+
+def _table_lines(first: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    if not rows:
+        return []
+    numbers: dict[str, list[str]] = {first: [str(row[first]) for row in rows]}
+    for name in list(rows[0])[1:6]:
+        values = [row.get(name, math.nan) for row in rows]
+        values = [value["value"] if isinstance(value, Mapping) else value for value in values]
+        values = [math.nan if value is None else value for value in values]  # lost in the noise
+        numbers[metric_words(name)] = [f"{v:,.0f}" if name == "records" else f"{v:.3f}" for v in values]
+    widths = {name: max(len(name), *map(len, values)) for name, values in numbers.items()}
+    table = [list(numbers), *zip(*numbers.values(), strict=True)]
+    return [
+        f"  {row[0]:<{widths[first]}}  "
+        + "  ".join(f"{v:>{w}}" for v, w in zip(row[1:], list(widths.values())[1:], strict=True))
+        for row in table
+    ]
+
+
 def run_experiment(cfg: DotMap | dict[str, Any], out: str | Path, *, progress: bool = True) -> RunResult:
     """Train as the config says and write everything about the run into ``out``.
 
     config.yaml (resolved: with the batch size and learning rate that were used), metrics.csv (one row per evaluated
     epoch), CORDS' log, the privacy statement (privacy.json, privacy.md, and privacy.html to print), model.pt (a plain
     state_dict) and model.json (what a prediction needs beside it), README.md (a model card), about.json (for the
-    report), result.json (the summary); subset.json only where the config asks to publish it. The privacy statement is
-    there before the model is. ``progress=False`` is quiet: only warnings are shown, on stderr.
+    report), result.json (the summary), files.json (digests, for ``cords-dp verify``); subset.json only where the config
+    asks to publish it. The privacy statement is there before the model is. ``progress=False`` is quiet: only warnings
+    are shown, on stderr.
     """
     return run_and_hand_over(cfg, out, progress=progress)[1]
 
@@ -127,21 +179,24 @@ def _run_and_hand_over(
 
 def _written(trainer: TrainClassifier, out: Path) -> RunResult:
     """Write what a run leaves besides its statement; the summary last."""
-    write_durably(out / "config.yaml", yaml.safe_dump(to_plain(trainer.run.config), sort_keys=False))
+    write_durably(out / "config.yaml", config_text(trainer))
+    card = model_card(trainer)
+    measured = measured_metrics(trainer, card.classes)
+    _add_to_last_row(trainer.history, measured)
     trainer.history.to_csv(out / "metrics.csv")
     assert trainer.model is not None
     write_durably(out / "model.pt", weights(trainer.model))
     if trainer.run.subset.publish_subset:
         write_durably(out / "subset.json", json.dumps(trainer.published_rows()))
-    card = model_card(trainer)
     if about := about_run(trainer, out, card.classes):
         write_durably(out / "about.json", json.dumps(about, indent=2))
-    result = _summary(trainer, out)
-    facts = {**result.facts(), "versions": versions()}
+    result = replace(_summary(trainer, out), metrics=measured)
+    facts = {**result.facts(), "classes": list(card.classes), "versions": versions()}
     statement = out / STATEMENT[0]
     report = json.loads(statement.read_text()) if statement.is_file() else {}
     write_model_readme(out, json.loads(card.to_json()), facts, report)
     write_durably(out / "result.json", json.dumps(_json_safe(facts), indent=2))
+    write_manifest(out)
     return result
 
 
@@ -159,7 +214,7 @@ def _summary(trainer: TrainClassifier, out: Path) -> RunResult:
     plan, history = trainer.plan, trainer.history
     private = plan is not None and not plan.noiseless
     cost = trainer.spent() if private else None
-    errors = {name: float(history.last(f"tst_{name}", math.nan)) for name in ("rmse", "r2")}
+    errors: dict[str, Any] = {name: float(history.last(f"tst_{name}", math.nan)) for name in ("rmse", "r2")}
     return RunResult(
         dataset=trainer.run.config["dataset"]["name"],
         strategy=trainer.run.strategy.name,
@@ -180,6 +235,8 @@ def _summary(trainer: TrainClassifier, out: Path) -> RunResult:
 def _json_safe(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: _json_safe(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_json_safe(v) for v in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
@@ -188,11 +245,47 @@ def _json_safe(value: Any) -> Any:
 _BATCH = 1024
 
 
+def measured_metrics(trainer: TrainClassifier, classes: tuple[str, ...]) -> dict[str, Any]:
+    """Return what ``result.json`` holds as ``metrics``: what was released of a private test set, or exact values of one
+    that is public.
+
+    Empty where nothing may be told, and where each process has a part of a public test set.
+    """
+    if trainer.tested is not None:
+        wanted = trainer.run.config["train_args"].get("metrics")
+        return metrics_released(trainer.tested, classes=classes, wanted=wanted)
+    if trainer.world.size > 1 or trainer.model is None or trainer.data is None or trainer.run.test != PUBLIC:
+        return {}
+    run, test = trainer.run, trainer.data.test
+    batches = evaluation_batches(test, run.config, private=trainer.plan is not None)
+    targets, outputs = predictions(trainer.model, batches, run.device, classes=len(classes))
+    if not len(targets):
+        return {}
+    if classes:  # a network may have more outputs than the set has classes
+        classes = (*classes, *map(str, range(len(classes), outputs.shape[1])))
+    if run.regression:
+        targets, outputs = trainer.in_unit(targets), trainer.in_unit(outputs)
+    section = run.config["train_args"]
+    groups = groups_of(test, section.get("metrics_by"))
+    if groups is not None and len(groups[0]) != len(targets):  # labels that are no class, in a set that was handed over
+        groups = None
+    return metrics_of(targets, outputs, classes=classes, wanted=section.get("metrics"), groups=groups)
+
+
+def _add_to_last_row(history: History, measured: Mapping[str, Any]) -> None:
+    """Let the last row of metrics.csv have the numbers that are measured at the end alone."""
+    if history.rows:
+        numbers = metric_numbers({"metrics": measured})
+        history.rows[-1] |= {name: value for name, value in numbers.items() if name not in ("accuracy", "rmse", "r2")}
+
+
 def about_run(trainer: TrainClassifier, out: Path, classes: tuple[str, ...]) -> dict[str, Any]:
     """Return what ``about.json`` holds; empty for a regression and where each process has a part of the test set."""
     if trainer.run.regression or trainer.world.size > 1 or trainer.model is None or trainer.data is None:
         return {}
-    about: dict[str, Any] = {"classes": _by_class(trainer.model, trainer.data.test, classes, trainer.run.device)}
+    about: dict[str, Any] = {}
+    if trainer.run.test == PUBLIC:
+        about["classes"] = _by_class(trainer.model, trainer.data.test, classes, trainer.run.device)
     if draws := released_draws(trainer.run.mechanism, out, trainer.ledger.id, classes):
         about["draws"] = draws
     return about
@@ -220,7 +313,8 @@ def released_draws(
     """Return how often each class is drawn after the last selection, by released values; empty if not known."""
     if type(mechanism) is not Align:  # a subclass may keep anything in its state
         return []
-    files = sorted(out.rglob(f"selection-{ledger}-*.pt"), key=lambda path: int(path.stem.rpartition("-")[2]))
+    found = ((path, path.stem.rpartition("-")[2]) for path in out.rglob(f"selection-{ledger}-*.pt"))
+    files = [path for path, name in sorted(found, key=lambda one: one[1].zfill(9)) if name.isdecimal()]
     if not files:
         return []
     state = torch.load(files[-1], weights_only=True)

@@ -17,6 +17,7 @@ import pandas as pd
 
 from cords_dp.files import write_durably
 from cords_dp.progress import shown_bar
+from cords_dp.report.metrics import metric_numbers
 from cords_dp.runs.jobs import RESULT, Job
 from cords_dp.runs.workers import Failed, Finished, Happening, Started
 
@@ -78,7 +79,10 @@ def collect(jobs: Sequence[Job], out: Path) -> pd.DataFrame:
         if is_finished(job, out):
             result = json.loads((out / "runs" / job.id / RESULT).read_text())
             versions = result.pop("versions", {})
-            result.pop("out", None)
+            numbers = metric_numbers(result)  # tables of classes stay in the runs' folders
+            for name in ("out", "metrics", "classes"):
+                result.pop(name, None)
+            result.update({name: value for name, value in numbers.items() if name not in result})
             result.update({key: value for key, value in job.labels.items() if key not in result})
             rows.append({**job.labels, **result, "config_hash": job.id, **{f"v_{k}": v for k, v in versions.items()}})
     return pd.DataFrame(rows)

@@ -73,7 +73,7 @@ class Findings:
         return "\n".join([head, *lines, *(f"note: {note}" for note in self.notes)])
 
 
-def find_problems(cfg: Mapping[str, Any], sizes: tuple[int, int] | None = None) -> Findings:
+def find_problems(cfg: Mapping[str, Any], sizes: tuple[int, ...] | None = None) -> Findings:
     """Check sections, keys, values, strategy, model and budget. ``sizes``: (n, |V|), where the config does not tell."""
     findings, problems = Findings(), Problems()
     with problems.noted():

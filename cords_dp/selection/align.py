@@ -47,7 +47,7 @@ from cords_dp.errors import ConfigError
 from cords_dp.planning.mechanism import Mechanism, Release, SelectionNoise
 from cords_dp.planning.schedule import EpochPlan, Sizes, subset_schedule
 from cords_dp.selection.context import SelectionContext, Selector, Weights
-from cords_dp.selection.likelihood import LabelLikelihood, class_given_label, of_class_shares, of_tables
+from cords_dp.selection.likelihood import LabelLikelihood, class_given_label, is_spread, of_class_shares, of_tables
 from cords_dp.selection.pool import Pool
 from cords_dp.selection.releases import Releases
 from cords_dp.selection.shared import OWN_SCORE, SELECTION_TYPE, check_weighing, wants_no_other_score
@@ -74,6 +74,7 @@ class Align(Mechanism):
     privacy_keys: ClassVar[frozenset[str]] = frozenset({"split", "validation_noise"})
     uses_average: ClassVar[bool] = True
     sharded: ClassVar[bool] = True
+    counts_owners: ClassVar[bool] = True
 
     looks: int = Key(whole, 3, "how many re-selections look at the records; more looks are noisier each").field()
     correction: str = Key(
@@ -168,10 +169,10 @@ class AlignSelector:
         groups = 1 if self._labels is None else self._groups(sigma_d)
         labels, predicted = self.context.training.kinds(weights, self.context.num_classes)
         kinds = self._cells(labels, predicted, groups)
-        on_d = releases.gaussian(_TABLE, self._table(kinds, groups))
+        on_d = releases.gaussian(_TABLE, self._table(kinds, self.context.training.masses, groups))
         assert self.context.validation is not None
         of_v = self._cells(*self.context.validation.kinds(weights, self.context.num_classes), groups)
-        on_v = releases.gaussian(_VALIDATION, self._table(of_v, groups))
+        on_v = releases.gaussian(_VALIDATION, self._table(of_v, self.context.validation.masses, groups))
         if self._labels is None:
             self._look_at_labels(on_d[:, 0], on_v[:, 0], sigma_d, sigma_v)
         else:
@@ -212,9 +213,10 @@ class AlignSelector:
         group = np.zeros_like(labels) if groups == 1 else predicted if groups == classes else labels != predicted
         return np.where(labels >= 0, labels * groups + group, -1)
 
-    def _table(self, kinds: np.ndarray, groups: int) -> np.ndarray:
-        classes = self.context.num_classes
-        counts = np.bincount(kinds[kinds >= 0], minlength=classes * groups)
+    def _table(self, kinds: np.ndarray, masses: np.ndarray, groups: int) -> np.ndarray:
+        """Σ of masses by cell: a record has 1 in all, and so has an owner with all of its records."""
+        classes, some = self.context.num_classes, kinds >= 0
+        counts = np.bincount(kinds[some], weights=masses[some], minlength=classes * groups)
         return counts.reshape(classes, groups).astype(np.float64)
 
     def _pool(self, kinds: np.ndarray, predicted: np.ndarray) -> Pool:
@@ -255,7 +257,8 @@ class AlignSelector:
             _, chances = self._drawn(joint, wanted, [options[self._branch]])
         self._chances = chances.reshape(on_d.shape)
         classes_of = class_given_label(on_d, on_v, sigma_d, sigma_v)
-        explains = self.mechanism.correction == "loss" or _explains(classes_of, options[self._branch][0])
+        spread = is_spread(on_d, on_v, sigma_d, sigma_v)
+        explains = self.mechanism.correction == "loss" or _explains(classes_of, spread, options[self._branch][0])
         self._given = of_tables(on_d, on_v, sigma_d, sigma_v, classes_of) if explains else None
 
     def _drawn(
@@ -267,14 +270,11 @@ class AlignSelector:
         return best_branch(shares, wanted, options)
 
 
-def _explains(classes_of: np.ndarray, concentration: float) -> bool:
+def _explains(classes_of: np.ndarray, spread: bool, concentration: float) -> bool:
     """Say whether the likelihood teaches more than the plain loss does on the records that are drawn.
 
     It does where classes are missing and where labels were moved to another class. It does not where wrong labels are
     spread over all classes: they hurt the plain loss little, and the draw leaves most of them out. Nor where a label is
     mostly wrong and the draw is concentrated: explained by other classes, the label would hardly teach its own.
     """
-    own = np.diag(classes_of)
-    moved = classes_of - np.diag(own)
-    spread = moved.max(axis=1).sum() < 0.5 * moved.sum()
-    return not spread and not (own.min() < 0.5 and concentration >= _CLEAR)
+    return not spread and not (np.diag(classes_of).min() < 0.5 and concentration >= _CLEAR)

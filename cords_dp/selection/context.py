@@ -32,6 +32,16 @@ class Records:
     def __len__(self) -> int:
         return len(self.dataset)
 
+    @property
+    def masses(self) -> np.ndarray:
+        """How much each record counts in a table or sum: 1, or its share of its owner, whose records have 1 together.
+
+        Formal guarantee: with these masses an owner's part of a table is a mean of cells, and of a sum a mean of
+        vectors: no longer than a record's part would be.
+        """
+        owners = self.dataset.owners
+        return np.ones(len(self)) if owners is None else owners.masses
+
     def at(self, weights: Weights, *, linear_layer: bool = True, projection: int | None = None) -> LastLayer:
         """Last-layer gradients, logits and labels of every record at released weights. Private values."""
         self.model.load_state_dict(weights)

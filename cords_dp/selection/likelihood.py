@@ -33,7 +33,9 @@ from cords_dp.selection.tables import table_ratios
 _STEPS = 50  # of the EM algorithm
 _OUTSET = 0.2  # the share of a label's records that it begins with in other classes
 _PRIOR = 1.0  # pseudo-records on the diagonal, in deviations of a row's noise
-_VISIBLE = 2.0  # deviations of a cell's noise that a move between two classes has to exceed
+_VISIBLE = 3.0  # deviations of a cell, by noise and by sampling, that a move between two classes has to exceed
+_NOISY = 2.0  # deviations of a cell's noise that it has to exceed to be counted as wrong labels of some kind
+_POWER = 1.5  # of ratios of class shares, once predictions are known
 _LEAST = 1e-12  # of the largest entry: no label is impossible
 
 
@@ -76,9 +78,8 @@ def of_tables(
 ) -> np.ndarray:
     """Estimate m from two noisy tables: by label and predicted class, or by label and whether both are the same.
 
-    Ratios of class shares are raised to one plus the share of V that the model gets wrong: clipped and noisy steps
-    learn less of a ratio than it says, the less the harder the classes are to tell apart. ``classes_of``: the result of
-    `class_given_label`, where it is known already.
+    Ratios of class shares are raised to a power: clipped and noisy steps learn less of a ratio than it says.
+    ``classes_of``: the result of `class_given_label`, where it is known already.
     """
     groups = on_d.shape[1]
     rows_d, rows_v = np.maximum(on_d.sum(axis=1), max(sigma_d, 1.0)), on_v.sum(axis=1)
@@ -89,27 +90,43 @@ def of_tables(
     deviation = groups**0.5
     _, (ratio,) = table_ratios(in_class[None], rows_v[None], sigma_d * deviation, sigma_v * deviation)
     label_given = joint / np.maximum(in_class, 1e-9)
-    return label_given.T / np.clip(ratio, 1e-3, 1e3)[:, None] ** (1 + _error(on_v))
-
-
-def _error(on_v: np.ndarray) -> float:
-    """Return the share of V that is predicted wrongly, each class counting as much as any other."""
-    right = np.diag(on_v) if on_v.shape[1] == len(on_v) else on_v[:, 0]
-    return float(1 - np.clip(right / np.maximum(on_v.sum(axis=1), 1.0), 0.0, 1.0).mean())
+    return label_given.T / np.clip(ratio, 1e-3, 1e3)[:, None] ** _POWER
 
 
 def class_given_label(on_d: np.ndarray, on_v: np.ndarray, sigma_d: float, sigma_v: float) -> np.ndarray:
     """Estimate B[o, y], the share of class y among D's records with label o: the identity where nothing else shows."""
+    least = _VISIBLE * _deviation(on_d, on_v, sigma_d, sigma_v) if on_d.shape[1] == len(on_d) else 0.0
+    moved = _moved(on_d, on_v, sigma_d, sigma_v, least)
+    return moved + np.diag(1 - moved.sum(axis=1))
+
+
+def is_spread(on_d: np.ndarray, on_v: np.ndarray, sigma_d: float, sigma_v: float) -> bool:
+    """Say whether wrong labels come from all classes rather than from one or two.
+
+    Moves count as soon as they exceed the noise: spread over many cells, each may be too small for `class_given_label`.
+    """
+    least = _NOISY * sigma_d if on_d.shape[1] == len(on_d) else 0.0
+    moved = _moved(on_d, on_v, sigma_d, sigma_v, least)
+    return bool(moved.max(axis=1).sum() < 0.5 * moved.sum())
+
+
+def _moved(on_d: np.ndarray, on_v: np.ndarray, sigma_d: float, sigma_v: float, least: np.ndarray | float) -> np.ndarray:
+    """Return B without its diagonal, and without cells of no more than ``least`` records."""
     classes, groups = on_d.shape
     _, tilt = table_ratios(on_d, on_v, sigma_d, sigma_v)
     if np.allclose(tilt, 1.0):
-        return np.eye(classes)
+        return np.zeros((classes, classes))
     found = _by_prediction(on_d, on_v, sigma_d, sigma_v) if groups == classes else _right_or_wrong(tilt, on_v)
-    moved = np.where(np.eye(classes, dtype=bool), 0.0, found)
     rows = np.maximum(on_d.sum(axis=1, keepdims=True), 1.0)
-    if groups == classes:
-        moved = np.where(moved * rows > _VISIBLE * sigma_d, moved, 0.0)
-    return moved + np.diag(1 - moved.sum(axis=1))
+    return np.where(np.eye(classes, dtype=bool) | (found * rows <= least), 0.0, found)
+
+
+def _deviation(on_d: np.ndarray, on_v: np.ndarray, sigma_d: float, sigma_v: float) -> np.ndarray:
+    """Return the deviation of the difference of D's cells from those that V's rows call for, where nothing differs."""
+    rows_d, rows_v = (np.maximum(on.sum(axis=1, keepdims=True), 1.0) for on in (on_d, on_v))
+    share = np.clip(on_v / rows_v, 0.0, 1.0)
+    sampling = share * (1 - share) * (rows_d + rows_d**2 / rows_v)
+    return np.sqrt(sigma_d**2 + (sigma_v * rows_d / rows_v) ** 2 + sampling)
 
 
 def _by_prediction(on_d: np.ndarray, on_v: np.ndarray, sigma_d: float, sigma_v: float) -> np.ndarray:

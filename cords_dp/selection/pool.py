@@ -15,7 +15,8 @@ from cords_dp.selection.likelihood import LabelLikelihood
 class Pool:
     """Records to draw from. The package draws the batches, at the rate and as often as charged.
 
-    indices: distinct positions in the training set.
+    indices: distinct positions in the training set; where the unit is an owner, in the list of its owners, unless the
+        pool is ``own``.
     weights: in [0, 1], multiply the clipped gradients of the records; None for 1.
     chances: in [0, 1], of a record that a step has drawn to stay in it; None for 1.
     branch: which of the plan's branches the steps take, where a mechanism has several.
@@ -91,6 +92,16 @@ class Pool:
         each = ("indices", "weights", "chances", "levels", "predicted")
         kept = {name: getattr(self, name)[here] for name in each if getattr(self, name) is not None}
         return replace(self, **kept)
+
+    def of_owners(self, codes: np.ndarray) -> Pool:
+        """The records of this process whose owners are in the pool, each as its owner. ``codes``: whose each is."""
+        order = np.argsort(self.indices)
+        slots = np.minimum(np.searchsorted(self.indices[order], codes), max(len(order) - 1, 0))
+        here = self.indices[order][slots] == codes if len(order) else np.zeros(len(codes), dtype=bool)
+        places = order[slots[here]]
+        each = ("weights", "chances", "levels", "predicted")
+        kept = {name: getattr(self, name)[places] for name in each if getattr(self, name) is not None}
+        return replace(self, indices=np.flatnonzero(here), own=True, **kept)
 
     def as_own(self) -> Pool:
         """The same pool, whose indices are positions among the records of this process."""

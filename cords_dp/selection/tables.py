@@ -16,7 +16,8 @@ def table_ratios(on_d: np.ndarray, on_v: np.ndarray, sigma_d: float, sigma_v: fl
     """Return, for each row of two noisy tables, D's shares and the ratio of V's shares to them, shrunk towards 1.
 
     Empirical Bayes: a ratio is 1 + e with e of mean 0 and variance ω², measured with an error of known variance. ω² is
-    the mean of (ratio − 1)² over the records of D less what noise and sampling explain; at 0 every ratio is 1.
+    the mean of (ratio − 1)² over the records of D less what noise and sampling explain, and less one deviation of that
+    mean where nothing differs; at 0 every ratio is 1.
     """
     groups = on_d.shape[1]
     size_d = np.maximum(on_d.sum(axis=1, keepdims=True), max(1.0, sigma_d * groups**0.5))
@@ -31,7 +32,8 @@ def table_ratios(on_d: np.ndarray, on_v: np.ndarray, sigma_d: float, sigma_v: fl
     error = (error_v + ratio**2 * error_d) / d**2
     explained = ((sigma_v / size_v) ** 2 + d / size_v + error_d) / d**2  # E(ratio − 1)² where nothing differs
     readable = np.where(on_d > floor, on_d, 0.0)
-    spread = float((readable * ((ratio - 1) ** 2 - explained)).sum() / max(readable.sum(), 1.0))
+    chance = math.sqrt(2 * float(((readable * explained) ** 2).sum()))  # the deviation of a sum of squares of normals
+    spread = (float((readable * ((ratio - 1) ** 2 - explained)).sum()) - chance) / max(float(readable.sum()), 1.0)
     shrunk = np.clip(1 + (ratio - 1) * spread / (spread + error), 0.0, None) if spread > 0 else np.ones_like(ratio)
     shares = seen / np.maximum(seen.sum(axis=1, keepdims=True), 1e-9)
     return shares, shrunk / np.maximum((shares * shrunk).sum(axis=1, keepdims=True), 1e-3)

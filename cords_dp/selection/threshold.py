@@ -26,6 +26,7 @@ dimension.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -81,6 +82,10 @@ class Threshold(Mechanism):
     selection_type: str = replace(
         SELECTION_TYPE, doc="as in CORDS' GLISTER; `PerClass` has a threshold for each class"
     ).field()
+
+    @classmethod
+    def suits(cls, keys: Mapping[str, Any]) -> bool:
+        return True
 
     @property
     def reads_validation(self) -> bool:

@@ -13,7 +13,8 @@ from dotmap import DotMap
 
 from cords_dp.config import PAPER_SELECTION, apply_override, config_for, merge_into, paper_model
 from cords_dp.errors import ConfigError
-from cords_dp.runs.jobs import Job, execute
+from cords_dp.runs.jobs import Job, Work, execute
+from cords_dp.studies.adjusted import execute_adjusted
 from cords_dp.studies.gains import execute_by_group
 from cords_dp.studies.paper import FRACTIONS
 
@@ -22,11 +23,15 @@ PRESETS = ("quick", "cpu", "full")
 
 @dataclass(frozen=True)
 class Method:
-    """A line of a figure: a strategy and what differs in its config."""
+    """A line of a figure: a strategy, what differs in its config, and what makes a run's files."""
 
     strategy: str
     changes: Mapping[str, Any] = field(default_factory=dict)
+    work: Work = execute
+    own_model: bool = False  # ours, where the others of its experiment have the paper's
 
+
+_PUBLIC_V = {"privacy": {"validation": "public"}}  # as the paper takes it
 
 METHODS: dict[str, Method] = {
     "GLISTERDP": Method("GLISTERDP"),
@@ -37,17 +42,31 @@ METHODS: dict[str, Method] = {
     "GLISTERDP top_k": Method("GLISTERDP", {"dss_args": {"mechanism": "top_k"}}),
     "GLISTERDP frozen": Method("GLISTERDP", {"dss_args": {"mechanism": "exponential", "greedy": "Frozen"}}),
     "GLISTER-DP, paper": Method("GLISTERDP", PAPER_SELECTION),
+    "paper, but accounting": Method("GLISTERDP", {"dss_args": PAPER_SELECTION["dss_args"], **_PUBLIC_V}),
+    "paper, but mechanism": Method("GLISTERDP", _PUBLIC_V),  # ours cannot be composed as the paper composes
+    "paper, but model": Method("GLISTERDP", PAPER_SELECTION, own_model=True),
+    "ours": Method("GLISTERDP", own_model=True),
     "RandomDP": Method("RandomDP"),
     "RandomDP, secret subset": Method("RandomDP", {"dss_args": {"secret_subset": True}}),
     "ClassWeightsDP": Method("ClassWeightsDP"),
     "BalancedSoftmaxDP": Method("BalancedSoftmaxDP"),
+    "Logits adjusted": Method("ClassWeightsDP", {"dss_args": {"power": 0}}, execute_adjusted),
+    "ForwardCorrectionDP": Method("ForwardCorrectionDP"),
     "GroupRatesDP": Method("GroupRatesDP"),
     "FullDP, equal compute": Method("FullDP"),
     "FullDP": Method("FullDP"),
 }
 _RIVALS = ("ClassWeightsDP", "BalancedSoftmaxDP", "GroupRatesDP")  # of data that are shifted
+_REPLACED = ("paper, but accounting", "paper, but mechanism", "paper, but model", "ours")
 _HALVES = ("GLISTERDP draw", "GLISTERDP loss")
-_ALSO = (*_HALVES, "GLISTERDP match", "GLISTERDP threshold", "GLISTERDP top_k", "GLISTERDP frozen", *_RIVALS)
+_CORRECTIONS = ("Logits adjusted", "ForwardCorrectionDP")  # rivals of the likelihood
+_ALSO = (
+    *_HALVES,
+    *("GLISTERDP match", "GLISTERDP threshold", "GLISTERDP top_k", "GLISTERDP frozen"),
+    *_RIVALS,
+    *_CORRECTIONS,
+    *_REPLACED,
+)
 _SHIFTED = (
     "GLISTERDP",
     *_HALVES,
@@ -55,11 +74,15 @@ _SHIFTED = (
     "GLISTERDP threshold",
     "RandomDP",
     *_RIVALS,
+    *_CORRECTIONS,
     "FullDP, equal compute",
     "FullDP",
 )
 _USUAL = tuple(m for m in METHODS if m not in _ALSO)
+_EQUAL = "FullDP, equal compute"
 _WHOLE = ("FullDP",)  # does not depend on the share of the records
+_READ_NO_VALIDATION = ("FullDP", "RandomDP")  # they train on all records, unless V is set apart
+_SPLIT_OFF = 0.1  # the share that is V for the others
 
 
 @dataclass(frozen=True)
@@ -90,12 +113,17 @@ class Experiment:
     reference: str = ""  # the method that the others are compared with, seed by seed
     in_study: bool = True  # part of "all"; otherwise a tool for choosing settings
     groups: str = ""  # a column of a table, for whose categories accuracies are told one by one
+    validation_apart: bool = False  # D is changed and V is not: no method trains on V, as in the tables reported
 
 
 _SHORT = {"train_args": {"num_epochs": 10}, "dss_args": {"select_every": 5}}
 _TENTHS = tuple(round(0.1 * i, 1) for i in range(1, 10))
 _SPLITS = (0.1, 0.3, 0.5, 0.7, 0.9)
 _BOTH = ("mnist", "cifar10")
+# The paper's networks learn some hundred images a second on a CPU: few epochs, over a part of the images.
+_PASSES = {"train_args": {"num_epochs": 6}, "dss_args": {"select_every": 3}}
+_FEW_IMAGES = {**_PASSES, "dataset": {"feature": "mildimb", "keep_range": [0.24, 0.3]}}  # about 16,000
+_FEWER_IMAGES = {**_PASSES, "dataset": {"feature": "mildimb", "keep_range": [0.048, 0.06]}}
 _ODD_CUT = {"cut_classes": [1, 3, 5, 7, 9], "cut_share": 0.05}
 _MOVED = {"label_noise": 0.4, "label_noise_kind": "pair"}
 
@@ -116,10 +144,43 @@ EXPERIMENTS: dict[str, Experiment] = {
         "over_fraction",
         {
             "quick": Scale(("mnist",), (0.1, 0.5), (3.0,), seeds=1, changes=_SHORT),
-            "cpu": Scale(_BOTH, FRACTIONS, (3.0, 8.0)),
+            "cpu": Scale((*_BOTH, "cifar100"), FRACTIONS, (3.0, 8.0)),
             "full": Scale((*_BOTH, "cifar100"), FRACTIONS, (3.0, 8.0), seeds=5, paper_models=True),
         },
         changes={"dataset": {"feature": "mildimb"}},
+    ),
+    "paper": Experiment(
+        "The paper's own setting: networks from scratch, the exponential mechanism, basic composition, a public V",
+        "over_fraction",
+        {
+            "quick": Scale(("mnist",), (0.1,), seeds=1, paper_models=True, changes=_FEWER_IMAGES),
+            "cpu": Scale(("mnist",), FRACTIONS, (3.0, 8.0), seeds=1, paper_models=True, changes=_FEW_IMAGES),
+            "full": Scale((*_BOTH, "cifar100"), FRACTIONS, (3.0, 8.0), seeds=3, paper_models=True),
+        },
+        methods=("GLISTER-DP, paper", "RandomDP", "FullDP"),
+        changes={"dataset": {"feature": "mildimb"}},
+    ),
+    "ablation": Experiment(
+        "The paper's GLISTER-DP, with one part at a time replaced by ours, and with all",
+        "over_fraction",
+        {
+            "quick": Scale(("mnist",), (0.1,), seeds=1, paper_models=True, changes=_FEWER_IMAGES),
+            "cpu": Scale(("mnist",), (0.1, 0.3), seeds=1, paper_models=True, changes=_FEW_IMAGES),
+            "full": Scale(_BOTH, (0.1, 0.3), (3.0, 8.0), seeds=3, paper_models=True),
+        },
+        methods=("GLISTER-DP, paper", *_REPLACED),
+        changes={"dataset": {"feature": "mildimb"}},
+    ),
+    "networks": Experiment(
+        "Ours: networks from scratch, end to end",
+        "over_fraction",
+        {
+            "quick": Scale(("mnist",), (0.1,), seeds=1, paper_models=True, changes=_FEWER_IMAGES),
+            "cpu": Scale(("mnist",), (0.1,), seeds=1, paper_models=True, changes={"train_args": {"num_epochs": 10}}),
+            "full": Scale(_BOTH, (0.1, 0.3), seeds=3, paper_models=True),
+        },
+        methods=("GLISTERDP", "FullDP, equal compute"),
+        changes={"dss_args": {"select_every": 2}},
     ),
     "synthetic": Experiment(
         "The synthetic shift set: classes 1:9 in training, 6:4 in validation, 9:1 in test",
@@ -129,6 +190,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             "cpu": Scale(("synthetic",), FRACTIONS, seeds=5),
             "full": Scale(("synthetic",), _TENTHS, seeds=20),
         },
+        methods=(*_USUAL, "paper, but accounting"),
     ),
     "timing": Experiment(
         "Accuracy over seconds",
@@ -167,11 +229,12 @@ EXPERIMENTS: dict[str, Experiment] = {
         "over_scenario",
         {
             "quick": Scale(("mnist",), (0.1,), seeds=1),
-            "cpu": Scale(_BOTH, (0.1,)),
+            "cpu": Scale(_BOTH, (0.1, 1.0)),
             "full": Scale((*_BOTH, "cifar100"), (0.1, 0.3), (1.0, 3.0, 8.0), seeds=5),
         },
         methods=_SHIFTED,
         reference="FullDP, equal compute",
+        validation_apart=True,
         scenarios={
             "nothing": {},
             "odd classes cut to 5 %": {"dataset": {"feature": "shift", **_ODD_CUT}},
@@ -196,13 +259,14 @@ EXPERIMENTS: dict[str, Experiment] = {
         reference="FullDP, equal compute",
         scenarios={"nothing": {}, "few women": {"dataset": FEW_WOMEN}},
         groups="sex",
+        validation_apart=True,
     ),
     "frontier": Experiment(
         "Ours: accuracy over the budget, beside what was published without public data",
         "over_budget",
         {
             "quick": Scale(("mnist",), (1.0,), (1.0, 3.0, 8.0), seeds=1, changes=_SHORT),
-            "cpu": Scale(_BOTH, (1.0,), (1.0, 2.0, 3.0, 4.0, 8.0), seeds=5),
+            "cpu": Scale((*_BOTH, "cifar100"), (1.0,), (1.0, 2.0, 3.0, 4.0, 8.0), seeds=5),
             "full": Scale((*_BOTH, "cifar100"), (1.0,), (1.0, 2.0, 3.0, 4.0, 8.0), seeds=5),
         },
         methods=("FullDP",),
@@ -225,6 +289,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         rates=(0.5, 1.0, 2.0, 4.0),
         first_seed=100,
         in_study=False,
+        validation_apart=True,
     ),
     "cut": Experiment(
         "Ours: five classes cut to a tenth in training, balanced validation and test sets",
@@ -234,8 +299,9 @@ EXPERIMENTS: dict[str, Experiment] = {
             "cpu": Scale(_BOTH, FRACTIONS),
             "full": Scale((*_BOTH, "cifar100"), FRACTIONS, (3.0, 8.0), seeds=5),
         },
-        methods=tuple(METHODS),
+        methods=tuple(m for m in METHODS if m not in _REPLACED),
         changes={"dataset": {"feature": "classimb", "classimb_ratio": 0.5, "balanced_validation": True}},
+        validation_apart=True,
     ),
 }
 
@@ -270,6 +336,8 @@ def experiment_jobs(name: str, preset: str, choice: Choice = Choice()) -> list[J
         scale.datasets, scenarios, scale.epsilons, range(first, first + scale.seeds), methods
     ):
         shares = (1.0,) if method in _WHOLE else scale.shares
+        if method == _EQUAL and "FullDP" in methods:  # of all gradients it is FullDP itself
+            shares = tuple(share for share in shares if share < 1)
         for share, split, rate in itertools.product(shares, experiment.splits, experiment.rates):
             config = _config(experiment, scale, dataset, scenario, method, share, epsilon, split, seed)
             if rate is not None:
@@ -283,7 +351,7 @@ def experiment_jobs(name: str, preset: str, choice: Choice = Choice()) -> list[J
             labels |= {"scenario": scenario} if scenario else {}
             labels |= {} if split is None else {"split": split}
             labels |= {} if rate is None else {"method": f"{method}, rate × {rate:g}"}
-            work = partial(execute_by_group, column=experiment.groups) if experiment.groups else execute
+            work = partial(execute_by_group, column=experiment.groups) if experiment.groups else METHODS[method].work
             jobs.append(Job(config.toDict(), {**labels, "seed": seed}, work))
     return jobs
 
@@ -307,7 +375,10 @@ def _config(
     seed: int,
 ) -> DotMap:
     chosen = METHODS[method]
-    part = {"compute_fraction": share} if chosen.strategy == "FullDP" else {"fraction": share}
+    apart = _set_apart(experiment, dataset, chosen.strategy)
+    part = {"fraction": share}
+    if chosen.strategy == "FullDP":  # at equal compute, as many gradients as of D without V
+        part = {"compute_fraction": round(share * (1 - _SPLIT_OFF), 9) if share < 1 and apart == 0 else share}
     config = config_for(
         dataset,
         chosen.strategy,
@@ -317,17 +388,25 @@ def _config(
         ckpt={"is_save": False},
     )
     layers = (
-        paper_model(dataset) if scale.paper_models else {},
+        paper_model(dataset) if scale.paper_models and not chosen.own_model else {},
         scale.changes,
         experiment.changes,
         experiment.scenarios[scenario],
         chosen.changes,
+        {} if apart is None else {"dataset": {"validation_fraction": apart}},
     )
     for layer in layers:
         merge_into(config, copy.deepcopy(dict(layer)))
     if split is not None:
         config["privacy"]["split"] = split
     return DotMap(config)
+
+
+def _set_apart(experiment: Experiment, dataset: str, strategy: str) -> float | None:
+    """Return the share of the records that is V for a method that reads none; None where that is not to be said."""
+    if strategy not in _READ_NO_VALIDATION or dataset == "synthetic":
+        return None
+    return _SPLIT_OFF if experiment.validation_apart else 0.0
 
 
 def gains_config(preset: str, choice: Choice = Choice()) -> DotMap:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +34,12 @@ def draw_curves(axes: Any, curves: Mapping[str, pd.DataFrame], *, title: str) ->
     right.set(xlabel="epoch", ylabel="ε spent", title="Privacy spent", ylim=(0, None))
     for axis in (left, right):
         tidy_axis(axis)
-    left.figure.legend(
-        *left.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False, fontsize=8
-    )
     if any("epsilon_V" in frame for frame in curves.values()):
-        right.plot([], [], color="0.3", label="training data D")
-        right.plot([], [], color="0.3", ls="--", label="validation data V")
-        right.legend(frameon=False, fontsize=8, loc="lower right")
+        right.plot([], [], color="0.3", label="on the right: training data D")
+        right.plot([], [], color="0.3", ls="--", label="on the right: validation data V")
+    for axis in (left, right):
+        axis.locator_params(axis="x", integer=True)
+    _legend_below(left.figure, axes, columns=2)
 
 
 def gains_figure(frame: pd.DataFrame, path: Path, *, title: str) -> Path:
@@ -67,7 +66,7 @@ def gains_figure(frame: pd.DataFrame, path: Path, *, title: str) -> Path:
         )
     axis.set(xlabel="gain of a record, in units of its bound", ylabel="density of a pick", title=title)
     axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(frameon=False, fontsize=8)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
     return save(figure, path)
 
 
@@ -159,7 +158,7 @@ def _over_time(folder: Path, name: str, title: str) -> list[Path]:
             ylabel="test accuracy, %",
         )
         tidy_axis(axis)
-    axes[0][0].legend(frameon=False, fontsize=8)
+    _legend_below(figure, axes[0])
     return _finish(figure, folder / name)
 
 
@@ -169,7 +168,7 @@ def _over_scenario(folder: Path, name: str, title: str) -> list[Path]:
     figure, panels = _panels(frame, title)
     for axis, part in panels:
         cells = 100 * part.groupby(["scenario", "method"], sort=False)["accuracy"].agg(["mean", "std"])
-        means, spread = cells["mean"].unstack(sort=False), cells["std"].unstack(sort=False).fillna(0)
+        means, spread = cells["mean"].unstack(sort=False), cells["std"].unstack(sort=False)
         colours = [_STYLES.get(str(method), {}).get("color", "0.5") for method in means.columns]
         means.plot.bar(ax=axis, yerr=spread, color=colours, width=0.8, rot=20, legend=False, capsize=1)
         low = max(0.0, float(means.min().min()) - 5)
@@ -205,9 +204,15 @@ def _panels(frame: pd.DataFrame, title: str) -> tuple[Any, Iterator[tuple[Any, p
                 yield axis, frame[(frame["dataset"] == dataset) & (frame["budget"] == budget)]
                 axis.set(title=f"{dataset}, ε = {budget:g}", ylabel="test accuracy, %")
                 tidy_axis(axis)
-        axes[0][0].legend(frameon=False, fontsize=8)
+        _legend_below(figure, axes.flat)
 
     return figure, each()
+
+
+def _legend_below(figure: Any, axes: Iterable[Any], *, columns: int = 4) -> None:
+    """Name every line of all panels once, below them: inside of a panel the names would lie on its lines."""
+    found = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=columns, frameon=False, fontsize=8)
 
 
 def _wrapped(title: str, panels: int) -> str:
@@ -216,7 +221,7 @@ def _wrapped(title: str, panels: int) -> str:
 
 def _mean_line(axis: Any, runs: pd.DataFrame, across: str, label: str, style: dict[str, Any]) -> None:
     cells = 100 * runs.groupby(across)["accuracy"].agg(["mean", "std"])
-    axis.errorbar(cells.index, cells["mean"], yerr=cells["std"].fillna(0), label=label, capsize=2, ms=5, **style)
+    axis.errorbar(cells.index, cells["mean"], yerr=cells["std"], label=label, capsize=2, ms=5, **style)
 
 
 def _finish(figure: Any, stem: Path) -> list[Path]:

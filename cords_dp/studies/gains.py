@@ -36,7 +36,6 @@ from cords_dp.planning import build_plan
 from cords_dp.runs.jobs import RESULT, kept_files
 from cords_dp.selection import Exponential
 from cords_dp.studies.figures import gains_figure
-from cords_dp.studies.probabilities import predicted_probabilities, probability_scores
 
 _UNIT_CLIPS = PrivacySettings(epsilon=1.0, selection_clip=1.0, validation_clip=1.0)  # gains are in units of their bound
 
@@ -135,7 +134,6 @@ def execute_by_group(config: Mapping[str, Any], *, column: str) -> dict[str, byt
         files = kept_files(out)
         shares = group_accuracies(trainer.model, trainer.data.test, column)
         result = {**json.loads(files[RESULT]), **{f"accuracy_{name}": share for name, share in shares.items()}}
-        result |= probability_scores(*predicted_probabilities(trainer.model, trainer.data.test))
         return {**files, RESULT: json.dumps(result, indent=2).encode()}
 
 

@@ -39,6 +39,7 @@ _PUBLISHED = {
 CLAIMS = {
     "main": "FullDP is best everywhere, and RandomDP beats GLISTER-DP at every ε on MNIST and CIFAR-10.",
     "imbalance": "Under mild class imbalance GLISTER-DP is a little better than RandomDP.",
+    "paper": "GLISTER-DP is a little better than RandomDP under mild class imbalance; FullDP is best.",
     "synthetic": "Under a strong shift GLISTER-DP has a clear edge, which goes away as the subset grows.",
     "timing": "RandomDP converges fastest and GLISTER-DP slowest, at every subset size.",
     "allocation": "Accuracy only rises as more of the budget goes to training: there is no sweet spot.",

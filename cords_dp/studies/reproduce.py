@@ -12,14 +12,20 @@ from pathlib import Path
 
 import pandas as pd
 
-from cords_dp.report.tables import group_tables, paired_differences, paper_comparison, study_tables, to_markdown
+from cords_dp.report.tables import (
+    group_tables,
+    paired_differences,
+    paper_comparison,
+    probability_tables,
+    study_tables,
+    to_markdown,
+)
 from cords_dp.runs.jobs import Job
 from cords_dp.runs.sweep import Backend, run_jobs
 from cords_dp.studies.catalogue import EXPERIMENTS, Choice, Experiment, experiment_jobs, gains_config
 from cords_dp.studies.figures import draw
 from cords_dp.studies.gains import gains_experiment
 from cords_dp.studies.paper import CLAIMS, imbalance_table, published_frontier
-from cords_dp.studies.probabilities import probability_tables
 
 
 def reproduce(name: str, preset: str, out: Path, backend: Backend, choice: Choice) -> dict[str, str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cords_dp.config import to_plain
+from cords_dp.config.settings import PUBLIC
 from cords_dp.data.published import public_facts
 from cords_dp.errors import AccountingError, StorageError
 from cords_dp.files import out_of_space, write_durably
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 _WRITTEN = (*STATEMENT, MODEL_CARD)
 # What else `experiments.run` releases into a run's own folder. Beside a script's log, model.pt is a checkpoint.
-_OF_A_RUN = ("model.pt", "subset.json", "about.json", "result.json")
+_OF_A_RUN = ("model.pt", "subset.json", "about.json", "result.json", "files.json")
 
 
 def hand_over(trainer: TrainClassifier, folders: Sequence[Path]) -> None:
@@ -36,7 +37,10 @@ def hand_over(trainer: TrainClassifier, folders: Sequence[Path]) -> None:
     for folder in folders:
         if trainer.plan is not None:
             about = about_run(trainer, folder)
-            report = privacy_report(trainer.plan, trainer.ledger, unused_keys=trainer.run.unused, about=about)
+            run = trainer.run
+            report = privacy_report(
+                trainer.plan, trainer.ledger, unused_keys=run.unused, about=about, tested=run.test == PUBLIC
+            )
             write_statement(folder, report)
         write_durably(folder / MODEL_CARD, model_card(trainer).to_json())
 

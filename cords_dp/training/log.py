@@ -31,22 +31,35 @@ from typing import Any, Protocol
 
 from tqdm import tqdm
 
+from cords_dp.config.settings import PRIVATE, PUBLIC, UNREAD
 from cords_dp.errors import ConfigError, how_to_install
 from cords_dp.planning import PrivacyPlan
-from cords_dp.progress import shown_bar
+from cords_dp.progress import quiet, shown_bar
 from cords_dp.training.metrics import ALL_LABELS, History, scores
 from cords_dp.training.resolve import Run
 
 
-def allowed_metrics(wanted: Sequence[str], plan: PrivacyPlan | None, logger: logging.Logger) -> list[str]:
-    """Return the configured metrics less those that would show exact values of private records."""
+def allowed_metrics(
+    wanted: Sequence[str], plan: PrivacyPlan | None, logger: logging.Logger, *, test: str = PUBLIC
+) -> list[str]:
+    """Return the configured metrics less those of an empty V, or that would show exact values of private records."""
+    if test == UNREAD:
+        wanted = [name for name in wanted if not name.startswith("tst_")]
+    if plan is not None and not plan.shape.n_validation:
+        missing = ", ".join(name for name in wanted if name.startswith("val_"))
+        wanted = [name for name in wanted if not name.startswith("val_")]
+        if missing:
+            logger.info("Not measured, there being no validation set (dataset.validation_fraction): %s.", missing)
     if plan is None or plan.privacy.exact_metrics:
         return list(wanted)
     private = ["trn_", "subtrn_"] + (["val_"] if plan.privacy.validation == "private" else [])
+    private += ["tst_"] if test != PUBLIC else []
     kept = [name for name in wanted if not name.startswith(tuple(private))]
     if len(kept) < len(wanted):
         dropped = ", ".join(name for name in wanted if name not in kept)
         logger.info("Not logged, being exact metrics of private records: %s.", dropped)
+    if test == PRIVATE and plan.sigma_test is not None:
+        logger.info("The test set is private (dataset.test): its noisy metrics are released once, when the run ends.")
     return kept
 
 
@@ -117,12 +130,29 @@ def console(shown: bool) -> Iterator[None]:
         _console.reset(token)
 
 
+@contextlib.contextmanager
+def said(logger: logging.Logger, *, shown: bool) -> Iterator[None]:
+    """Let a logger that is there already, and those that are made meanwhile, show warnings alone unless ``shown``."""
+    if shown:
+        yield
+        return
+    for handler in logger.handlers:
+        _warnings_alone(handler)
+    with console(False), quiet():
+        yield
+
+
+def _warnings_alone(handler: logging.Handler) -> None:
+    if isinstance(handler, logging.StreamHandler) and not isinstance(handler, logging.FileHandler):
+        handler.setLevel(logging.WARNING)
+        handler.setStream(sys.stderr)  # stdout belongs to the result
+
+
 def _on_screen(handler: logging.Handler) -> logging.Handler:
     if isinstance(handler, logging.FileHandler) or not isinstance(handler, logging.StreamHandler):
         return handler
     if not _console.get():
-        handler.setLevel(logging.WARNING)
-        handler.setStream(sys.stderr)  # stdout belongs to the result
+        _warnings_alone(handler)
     handler.emit = partial(_emit_above_bars, handler, handler.emit)  # type: ignore[method-assign]
     return handler
 
@@ -149,8 +179,19 @@ def separate_logger(shared: logging.Logger) -> logging.Logger:
     own = logging.Logger("cords_dp", level=shared.level)
     for handler in shared.handlers[-2:]:
         shared.removeHandler(handler)
+        if isinstance(handler, logging.FileHandler):
+            handler.handleError = partial(_raise_again, handler.baseFilename)  # type: ignore[method-assign]
         own.addHandler(_on_screen(handler))
     return own
+
+
+def _raise_again(path: str, _record: logging.LogRecord) -> None:
+    """Let a log that cannot be written end the run as any other file would, instead of a traceback for each line."""
+    error = sys.exc_info()[1]
+    if isinstance(error, OSError) and error.filename is None:
+        error.filename = path
+    if error is not None:
+        raise error
 
 
 @contextlib.contextmanager

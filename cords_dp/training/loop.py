@@ -44,7 +44,7 @@ import cords_dp.cords  # noqa: F401 - CORDS' modules, which a script with a loop
 from cords_dp.accounting import Ledger
 from cords_dp.config.settings import AUTO
 from cords_dp.config.values import suggest, whole
-from cords_dp.data.handed_over import checked_splits, refuse_shared_records
+from cords_dp.data.handed_over import as_records, checked_splits, refuse_shared_records, with_owners
 from cords_dp.data.record_set import Splits
 from cords_dp.errors import BudgetExceededError, ConfigError, MechanismError
 from cords_dp.models.build import check_input
@@ -79,7 +79,9 @@ class PrivateLoader:
     cost.
 
     batch_size: the *expected* size; "auto" lets the plan choose. privacy: the section of a config. folder: where ledger
-    and statement lie, by default beside the logger's file; without either the ledger is in memory.
+    and statement lie, by default beside the logger's file; without either the ledger is in memory. owners: whose each
+    record is, where people have several: names for the training set, or (training, validation). The unit of privacy is
+    then an owner, and batch_size counts owners.
     """
 
     strategy: ClassVar[str]
@@ -91,6 +93,7 @@ class PrivateLoader:
         privacy: Mapping[str, Any],
         batch_size: int | str = AUTO,
         folder: str | Path | None = None,
+        owners: Any = None,
         **options: Any,
     ):
         valloader, dss_args, logger = _arguments(arguments)
@@ -105,8 +108,11 @@ class PrivateLoader:
         for warning in self._run.notes:
             self.logger.warning(warning)
         self._data = _splits(trainloader, valloader, dss_args)
-        sizes = [len(loader.dataset) if loader is not None else 0 for loader in (trainloader, valloader)]  # type: ignore[arg-type]
-        plan = self._run.plan(*sizes)
+        self._run = self._run.for_owners(owned=owners is not None)
+        if owners is not None:
+            self._data = with_owners(self._data, owners, validation=valloader is not None)
+        units = as_records(self._data.train).units, as_records(self._data.validation).units
+        plan = self._run.plan(units[0], 0 if valloader is None else units[1])
         assert plan is not None
         self.plan: PrivacyPlan = plan
         refuse_shared_records(self._data, validation_is_read=plan.validation_is_read, test_is_shown=False)
@@ -280,7 +286,7 @@ def _arguments(given: tuple[Any, ...]) -> tuple[DataLoader | None, dict[str, Any
 def _check_options(options: Mapping[str, Any], trainloader: DataLoader) -> None:
     for key, value in options.items():
         if key not in _MEANINGLESS and value is not None:
-            raise ConfigError(key, value, suggest(key, ("batch_size", "privacy", "folder", *_MEANINGLESS)))
+            raise ConfigError(key, value, suggest(key, ("batch_size", "privacy", "folder", "owners", *_MEANINGLESS)))
     if trainloader.collate_fn is not default_collate:
         raise ConfigError(
             "collate_fn", trainloader.collate_fn, "a loop draws records of one shape; use TrainClassifier for others"

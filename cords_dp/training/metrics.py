@@ -19,7 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from cords_dp.accounting import TRAINING_DATA
 from cords_dp.data.build import evaluation_batches
+from cords_dp.data.record_set import RecordSet, category_codes
 from cords_dp.files import write_durably
 from cords_dp.processes import World
 
@@ -78,6 +80,37 @@ def evaluate_regression(
     error, spread = world.total(np.array([((predicted - true) ** 2).sum(axis=0), around.sum(axis=0)]))
     explained = 1 - error / np.where(spread > 0, spread, np.nan)
     return loss / seen, float(np.sqrt(error.mean() / seen)), float(explained.mean())
+
+
+@torch.no_grad()
+def predictions(
+    model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], device: str, *, classes: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return labels and probabilities of records with a known label; of a regression (0 classes) targets and outputs.
+
+    A record that cannot be read is given the same probability of every class.
+    """
+    model.eval()
+    targets, outputs = [torch.zeros(0)], [torch.zeros(0, max(classes, 1))]
+    for x, y in batches:
+        found = model(x.to(device)).cpu()
+        known = torch.ones(len(y), dtype=torch.bool) if not classes else (y >= 0) & (y < classes)
+        if classes:
+            found = torch.softmax(found.double(), dim=1)
+            found = torch.where(found.isfinite().all(dim=1, keepdim=True), found, 1 / classes)
+        targets.append(y.cpu()[known])
+        outputs.append(found.reshape(len(y), -1)[known])
+    true, given = (torch.cat(parts[1:] or parts).numpy() for parts in (targets, outputs))
+    return (true.astype(np.int64), given) if classes else (true.reshape(len(true), -1), given)
+
+
+def groups_of(dataset: Dataset, column: str | None) -> tuple[np.ndarray, tuple[str, ...]] | None:
+    """Return each record's place among the categories of a table's column, and their names; None for other records."""
+    if column is None or not isinstance(dataset, RecordSet):
+        return None
+    inner = dataset.store.innermost()
+    readable = hasattr(inner, "category_codes") and len(inner) == len(dataset.store)
+    return category_codes(dataset.with_store(inner), column) if readable else None
 
 
 @dataclass
@@ -194,14 +227,15 @@ class Measuring:
         return evaluate(model, batches, loss, run.device, world=world)
 
     def costs(self, epoch: int) -> dict[str, float]:
-        """Return ε so far: of D and V together, of each, and of each phase."""
+        """Return ε so far: of D, V and T together, of each, and of each phase."""
         plan = self.session.plan
         if plan is None:
             return {}
         cost = plan.spent(self.session.ledger, quick=epoch < self.session.run.epochs)  # the last row is the statement's
         found = {"epsilon": cost.epsilon, "epsilon_D": cost.training_data.epsilon}
-        if cost.validation_data is not None:
-            found["epsilon_V"] = cost.validation_data.epsilon
+        found.update(
+            {f"epsilon_{side}": bound.epsilon for side, bound in cost.of_sets.items() if side != TRAINING_DATA}
+        )
         found.update({f"epsilon_{phase.replace(' ', '_')}": bound.epsilon for phase, bound in cost.phases.items()})
         return found
 

@@ -33,11 +33,11 @@ def planned_learning_rate(cfg: Mapping[str, Any], plan: PrivacyPlan, model: nn.M
     which steps swing up. Where a classifier gives probabilities (`_gives_probabilities`), the amount is 1 and the rate
     at most three quarters of the largest stable one, as a cross-entropy is curved by (length² + 1)/2 or less; both were
     chosen by `benchmarks/classifier_rates.py`. Where its outputs only rank the classes, the amount is 2.5, found on
-    MNIST and CIFAR-10 (docs/results.md). That in the output of a regression, 0.1 where targets lie in [−1, 1], was
-    chosen on made-up tables by `benchmarks/regression_rates.py`: over 216 settings and three seeds R² is 0.041 below
-    that of each setting's best rate on average, 0.010 in the median, and other amounts miss more on average; its rate
-    is at most half of the largest stable one. Without noise only stability counts. ``optimizer.lr_scale`` multiplies
-    the rate.
+    MNIST and CIFAR-10 (docs/results-earlier.md). That in the output of a regression, 0.1 where targets lie in [−1, 1],
+    was chosen on made-up tables by `benchmarks/regression_rates.py`: over 216 settings and three seeds R² is 0.041
+    below that of each setting's best rate on average, 0.010 in the median, and other amounts miss more on average; its
+    rate is at most half of the largest stable one. Without noise only stability counts. ``optimizer.lr_scale``
+    multiplies the rate.
     """
     section, length = cfg["optimizer"], getattr(model, "input_norm", None)
     if length is None:

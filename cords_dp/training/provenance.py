@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import yaml
 from torch import nn
 
 from cords_dp.accounting import Reservation
+from cords_dp.config import to_plain
 from cords_dp.data.handed_over import as_records
 from cords_dp.data.owner_digest import owner_digest, owner_key
 from cords_dp.data.record_set import Splits
@@ -28,6 +30,7 @@ from cords_dp.data.sources.base import find_source
 from cords_dp.errors import OwnerKeyError
 
 if TYPE_CHECKING:
+    from cords_dp.planning import PrivacyPlan
     from cords_dp.training.session import PrivateSession
     from cords_dp.training.trainer import TrainClassifier
 
@@ -40,8 +43,9 @@ def about_run(trainer: TrainClassifier, folder: Path) -> dict[str, Any]:
     assert trainer.data is not None
     return {
         **about_now(getattr(trainer.session, "reservation", None)),
-        "data": {**trainer.data_files, "records": record_counts(trainer.data)},
+        "data": {**trainer.data_files, **counted(record_counts(trainer.data), trainer.plan)},
         "model": _about_model(trainer, folder),
+        "config": None if trainer.output_dir is None else _about_config(trainer),
     }
 
 
@@ -57,7 +61,8 @@ def about_now(reservation: Reservation | None) -> dict[str, Any]:
 def about_handed_over(session: PrivateSession) -> dict[str, Any]:
     """Say the same of a session whose records a program has handed over, and whose model it keeps itself."""
     sizes = {"D": session.plan.shape.n, "V": session.plan.shape.n_validation}
-    data = {**about_files({}, built=False), "records": {name: size for name, size in sizes.items() if size}}
+    counts = counted({name: size for name, size in sizes.items() if size}, session.plan)
+    data = {**about_files({}, built=False), **counts}
     return {**about_now(session.reservation), "data": data, "model": None}
 
 
@@ -87,8 +92,17 @@ def _about_file(key: str, path: Path, salt: str) -> dict[str, Any]:
 
 
 def record_counts(data: Splits) -> dict[str, int]:
-    """Return how many records D, V and the test set have, which is public."""
-    return {name: as_records(part).total for name, part in zip(("D", "V", "test"), data[:3], strict=True)}
+    """Return how many units of privacy D, V and the test set have, which is public: records, or owners of them.
+
+    A V that was not split off is left out.
+    """
+    sizes = {name: as_records(part).units for name, part in zip(("D", "V", "test"), data[:3], strict=True)}
+    return {name: size for name, size in sizes.items() if size or name != "V"}
+
+
+def counted(counts: dict[str, int], plan: PrivacyPlan | None) -> dict[str, dict[str, int]]:
+    """Say what was counted. How many records owners have is private."""
+    return {"owners" if plan is not None and plan.privacy.unit == "owner" else "records": counts}
 
 
 def _about_model(trainer: TrainClassifier, folder: Path) -> dict[str, str] | None:
@@ -98,6 +112,16 @@ def _about_model(trainer: TrainClassifier, folder: Path) -> dict[str, str] | Non
         return about_weights(weights(trainer.model))
     checkpoint = folder / "model.pt"
     return about_weights(checkpoint.read_bytes()) if checkpoint.is_file() else None
+
+
+def _about_config(trainer: TrainClassifier) -> dict[str, str]:
+    """Name the config.yaml that is written into a run's own folder next."""
+    return {"file": "config.yaml", "sha256": hashlib.sha256(config_text(trainer).encode()).hexdigest()}
+
+
+def config_text(trainer: TrainClassifier) -> str:
+    """Return the content of ``config.yaml``: the config as it was resolved."""
+    return str(yaml.safe_dump(to_plain(trainer.run.config), sort_keys=False))
 
 
 def about_weights(content: bytes) -> dict[str, str]:
@@ -116,7 +140,7 @@ def _about_account(reservation: Reservation) -> dict[str, Any]:
     """Describe the account with this run's whole plan in it; what a run gives back at its end comes on top."""
     account = reservation.account
     holdings = account.holdings()
-    held = account.share()
+    held = account.share_of(holdings)
     return {
         "file": account.path.name,
         "id": account.id,

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-import cords_dp.selection  # noqa: F401 - registers the mechanisms, which a config names
 from cords_dp.config import PrivacySettings, SubsetSettings, frozen_copy, given_copy
 from cords_dp.config.keys import (
     COMMON_STRATEGY_KEYS,
@@ -25,7 +24,7 @@ from cords_dp.config.keys import (
     section_keys,
     with_defaults,
 )
-from cords_dp.config.settings import AUTO, SELECTION_PRIVACY_KEYS
+from cords_dp.config.settings import AUTO, PRIVATE, PUBLIC, RECORDS_PER_OWNER, SELECTION_PRIVACY_KEYS
 from cords_dp.config.values import Key, anything, check_keys, folder, keys_of, list_of, one_of, suggest
 from cords_dp.data.published import (
     check_dataset,
@@ -35,9 +34,12 @@ from cords_dp.data.published import (
     known_sizes,
     public_facts,
     refuse_telling_rows,
+    splits_off_validation,
 )
+from cords_dp.data.record_set import Splits
 from cords_dp.data.sources.base import find_source
 from cords_dp.errors import AccountingError, ConfigError, Problems
+from cords_dp.evaluation.measured import fitting
 from cords_dp.models.build import check_model
 from cords_dp.noise.generators import Streams
 from cords_dp.planning import Mechanism, PrivacyPlan, build_plan, read_mechanism
@@ -56,7 +58,8 @@ class Run:
     privacy is None for a strategy that is not private, mechanism for one that does not select. batch_size and
     learning_rate are None where the plan chooses. unused: CORDS' keys that this run does not use.
     notes: sentences about what else of the config is not used. preparation: what is released of D before training.
-    own_device: that of a model which is on one already.
+    own_device: that of a model which is on one already. whole: no V is split off, since nothing reads it and the config
+    does not ask for one (``dataset.validation_fraction`` is then 0 in ``config``): its records are trained on.
     """
 
     config: Mapping[str, Any]
@@ -73,11 +76,22 @@ class Run:
     planned_learning_rate: bool = False
     preparation: Preparation | None = None
     own_device: str | None = None
+    whole: bool = False
 
     @property
     def resumes(self) -> bool:
         """Whether it continues an earlier run from its checkpoint."""
         return bool((self.config.get("ckpt") or {}).get("is_load"))
+
+    @property
+    def reads_validation(self) -> bool:
+        """Whether anything reads V: the strategy, which may read what it is handed, or its mechanism."""
+        return self.strategy.reads_validation or (self.mechanism is not None and self.mechanism.reads_validation)
+
+    def with_validation(self) -> Run:
+        """Return the same run with V split off, as every run had it that began before V's records were trained on."""
+        section = {key: value for key, value in self.section("dataset").items() if key != "validation_fraction"}
+        return replace(self, config=frozen_copy({**self.config, "dataset": section}), whole=False)
 
     @property
     def regression(self) -> bool:
@@ -91,8 +105,16 @@ class Run:
     def section(self, name: str) -> Mapping[str, Any]:
         return self.config.get(name) or {}
 
-    def plan(self, n: int, n_validation: int) -> PrivacyPlan | None:
-        """Return the privacy plan for public sizes, or None for a strategy that is not private."""
+    @property
+    def test(self) -> str:
+        """What may be told of the test set: ``private`` (one noisy release), ``public`` (exact metrics), ``unread``."""
+        return str(self.section("dataset").get("test") or PUBLIC)
+
+    def plan(self, n: int, n_validation: int, n_test: int = 0) -> PrivacyPlan | None:
+        """Return the privacy plan for public sizes, or None for a strategy that is not private.
+
+        ``n_test``: of a private test set; 0 plans no release of it, and then nothing is told of it.
+        """
         if self.privacy is None:
             return None
         try:
@@ -107,11 +129,22 @@ class Run:
                 n_validation=n_validation,
                 uses_all=self.strategy.uses_all,
                 preparation=self.preparation,
+                n_test=n_test if self.test == PRIVATE else 0,
             )
         except AccountingError as error:
             raise ConfigError(
                 "privacy.epsilon", self.privacy.epsilon, f"no noise meets this budget with the other keys: {error}"
             ) from error
+
+    def for_owners(self, *, owned: bool) -> Run:
+        """Return the same run on sets that a program has handed over; ``owned``: with owners of their records."""
+        if self.privacy is None:
+            return self
+        if owned:
+            return replace(self, privacy=_of_owners(self.privacy))
+        if self.privacy.records_per_owner is not None:
+            raise ConfigError("privacy.records_per_owner", self.privacy.records_per_owner, _NO_OWNERS)
+        return self
 
     def with_plan(self, plan: PrivacyPlan | None, learning_rate: float) -> Run:
         """Return the same run with everything known: batch size and learning rate as they will be used."""
@@ -174,7 +207,7 @@ def examine(cfg: Mapping[str, Any], *, own_data: bool, own_model: bool) -> tuple
     own_model = own_model or problems.about("model.architecture")
     checks: list[Callable[[], object]] = [
         partial(check_optimizer, config),
-        partial(_check_metrics, config["train_args"]),
+        partial(_check_metrics, config, own_data=own_data),
         partial(_check_automatic, config, strategy),
     ]
     checks += [] if own_model else [partial(check_model, config, own_data=own_data)]
@@ -187,6 +220,8 @@ def examine(cfg: Mapping[str, Any], *, own_data: bool, own_model: bool) -> tuple
         _check_loss(config, strategy, own_data=own_data or problems.about("dataset"))
     privacy = PrivacySettings(**_given(config["privacy"])) if strategy.private else None
     subset = _subset(config) if strategy.private else SubsetSettings()
+    with problems.noted():
+        privacy = _with_unit(privacy, config["dataset"], own_data=own_data)
     mechanism, source = None, None if own_data else find_source(dataset_name(config))
     with problems.noted():
         _check_subset(config, subset, strategy)
@@ -200,6 +235,9 @@ def examine(cfg: Mapping[str, Any], *, own_data: bool, own_model: bool) -> tuple
     with problems.noted():
         if strategy.private and (mechanism or not strategy.selects):
             unused = _unused_keys(config, strategy, mechanism)
+    config["dataset"] = _with_test(config["dataset"], privacy, own=source is not None and not source.published)
+    with problems.noted():
+        _check_reports(config, privacy)
     preparation = None
     with problems.noted():
         if strategy.private and source is not None:
@@ -220,7 +258,46 @@ def examine(cfg: Mapping[str, Any], *, own_data: bool, own_model: bool) -> tuple
     )
     with problems.noted():
         _check_publishing(run)
+    with problems.noted():
+        if mechanism is not None or not strategy.selects:
+            run = _with_records_of_validation(run, own_data=own_data)
     return run, problems
+
+
+def _with_records_of_validation(run: Run, *, own_data: bool) -> Run:
+    """Return the run that trains on V's records too, where nothing reads V and the config does not ask for it."""
+    section = run.section("dataset")
+    share = section.get("validation_fraction")
+    if run.reads_validation:
+        if share == 0 and section.get("validation_path") is None:
+            fix = f"{run.strategy.name} reads the validation set: leave the key out (a tenth), or give a share above 0"
+            raise ConfigError("dataset.validation_fraction", share, fix)
+        return run
+    if own_data or share is not None or not splits_off_validation(run.config):
+        return run
+    return replace(
+        run, config=frozen_copy({**run.config, "dataset": {**section, "validation_fraction": 0.0}}), whole=True
+    )
+
+
+def _with_test(section: Mapping[str, Any], privacy: PrivacySettings | None, *, own: bool) -> dict[str, Any]:
+    """Write down what may be told of the test set: of one's ``own`` records nothing exact unless it is declared public.
+
+    Published sets, and sets that a program hands over, are taken as public, and so is that of a run without privacy.
+    """
+    test = section.get("test") or (PRIVATE if own else None)
+    if test == PRIVATE and (privacy is None or privacy.noiseless):
+        test = PUBLIC
+    return {**section, **({} if test is None else {"test": test})}
+
+
+def _check_reports(config: Mapping[str, Any], privacy: PrivacySettings | None) -> None:
+    """Refuse reports to a search from private records: it would choose by exact values."""
+    if not config.get("report_tune") or privacy is None or config["dataset"].get("test") in (None, PUBLIC):
+        return
+    if privacy.validation == "private" and not privacy.exact_metrics:
+        fix = "nothing exact may be reported of a private test set; `cords-dp tune` searches within one budget"
+        raise ConfigError("report_tune", True, fix)
 
 
 def _without_budget(given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -302,6 +379,29 @@ def _given(section: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in section.items() if value is not None}
 
 
+def _with_unit(
+    privacy: PrivacySettings | None, section: Mapping[str, Any], *, own_data: bool
+) -> PrivacySettings | None:
+    """Let the unit of privacy be an owner where the config says whose each record is, and only there.
+
+    Of sets that are handed over it is known with them (`Run.for_owners`).
+    """
+    if privacy is None or own_data:
+        return privacy
+    if section.get("owner") is not None:
+        return _of_owners(privacy)
+    if privacy.records_per_owner is not None:
+        raise ConfigError("privacy.records_per_owner", privacy.records_per_owner, _NO_OWNERS)
+    return privacy
+
+
+def _of_owners(privacy: PrivacySettings) -> PrivacySettings:
+    return replace(privacy, records_per_owner=privacy.records_per_owner or RECORDS_PER_OWNER)
+
+
+_NO_OWNERS = "nobody owns several records here; say whose each record is (dataset.owner, or owners=), or leave it out"
+
+
 def _subset(config: Mapping[str, Any]) -> SubsetSettings:
     names = keys_of(SubsetSettings)
     return SubsetSettings(**{key: value for key, value in _given(config["dss_args"]).items() if key in names})
@@ -340,10 +440,26 @@ def _notes(
         )
 
 
-def _check_metrics(section: Mapping[str, Any]) -> None:
-    for key in ("print_args", "return_args"):
+def _check_metrics(config: Mapping[str, Any], *, own_data: bool) -> None:
+    section, regression = config["train_args"], config["loss"]["type"] == "MeanSquaredLoss"
+    choices = {"print_args": LABELS, "return_args": LABELS, "metrics": fitting(regression=regression)}
+    for key, known in choices.items():
         if section.get(key) is not None:
-            list_of(f"train_args.{key}", section[key], partial(one_of, choices=LABELS), empty=True)
+            list_of(f"train_args.{key}", section[key], partial(one_of, choices=known), empty=True)
+    if section.get("metrics_by") is not None:
+        _check_group_column(config, section["metrics_by"], own_data=own_data)
+
+
+def _check_group_column(config: Mapping[str, Any], column: str, *, own_data: bool) -> None:
+    """Refuse a column that the table's schema does not list as a categorical one."""
+    source = None if own_data else find_source(dataset_name(config))
+    schema = source.card(config["dataset"]).get("schema") if source is not None else None
+    if not isinstance(schema, Mapping):
+        raise ConfigError("train_args.metrics_by", column, "only the records of a table have columns; leave it out")
+    known = [str(one["name"]) for one in schema.get("columns", ()) if one.get("categories")]
+    if column not in known:
+        fix = f"must be a categorical column of the schema: {', '.join(known) or 'it has none'}"
+        raise ConfigError("train_args.metrics_by", column, fix)
 
 
 def _check_loss(config: Mapping[str, Any], strategy: Strategy, *, own_data: bool) -> None:
@@ -438,12 +554,20 @@ def _device(name: Any) -> str:
     return f"cuda:{local_rank()}" if current_world().size > 1 else wanted
 
 
-def public_sizes(run: Run) -> tuple[int, int]:
-    """Return (n, |V|): public; those of an imbalanced variant have to be counted."""
-    sizes = known_sizes(run.config)
+def public_sizes(run: Run) -> tuple[int, ...]:
+    """Return n, |V| and, of a private test set, |T|: public. Those of an imbalanced variant have to be counted."""
+    sizes: tuple[int, ...] | None = known_sizes(run.config)
     if sizes is None:
         from cords_dp.data.build import build_dataset  # late: it needs torch
 
         data = build_dataset(run.config, Streams(run.seed).numpy("data"))
-        sizes = len(data.train), len(data.validation)  # type: ignore[arg-type]
+        sizes = sizes_of(data, run)
     return sizes
+
+
+def sizes_of(data: Splits, run: Run) -> tuple[int, ...]:
+    """Count the units of privacy in D, in V and, where it is private, in the test set."""
+    from cords_dp.data.handed_over import as_records
+
+    parts = data[:3] if run.test == PRIVATE else data[:2]
+    return tuple(as_records(part).units for part in parts)

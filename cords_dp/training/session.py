@@ -227,7 +227,7 @@ class PrivateSession(Session):
         if self.plan.privacy.account is None or self.plan.noiseless:
             return None
         account = Account.read(Path(self.plan.privacy.account).expanduser())
-        return account.reserve(self.name, self.plan.entries())
+        return account.reserve(self.name, self.plan.entries(), unit=self.plan.privacy.unit)
 
     def _refuse_what_needs_all_records(self) -> None:
         """Refuse a mechanism that compares records: every process holds its own only."""
@@ -262,8 +262,11 @@ class PrivateSession(Session):
         plan, world = self.plan, self.world
         facts = [binding, plan.fingerprint, config_digest(self.run.config), self.run.config["train_args"].get("shares")]
         world.refuse_disagreement(facts, "config or data", "give all of them the same files")
-        sizes = [len(part.train), len(part.validation)]
-        if world.total(np.array(sizes)).tolist() != [plan.shape.n, plan.shape.n_validation]:
+        sets, planned = [part.train, part.validation], [plan.shape.n, plan.shape.n_validation]
+        if plan.sigma_test is not None:
+            sets, planned = [*sets, part.test], [*planned, plan.shape.n_test]
+        whole = planned if plan.privacy.unit == "record" else [s.total for s in sets]
+        if [s.units for s in sets] != planned or world.total(np.array([len(s) for s in sets])).tolist() != whole:
             raise MechanismError("the parts of the processes do not add up to the records that were planned for")
 
     def _opened_ledger(self, binding: str) -> Ledger:
@@ -296,7 +299,8 @@ class PrivateSession(Session):
         if self.ledger.path is None or self.world.size > 1 or not self.resumable:
             return
         resumed = _RECORDS in self.ledger.notes
-        self._digests = bound_records(data, self.ledger.path.parent, resumed=resumed)
+        tested = self.plan.sigma_test is not None
+        self._digests = bound_records(data, self.ledger.path.parent, resumed=resumed, tested=tested)
         if self._digests and not resumed:
             self.keep_digests()
             self.ledger.note(_RECORDS, "bound")
@@ -402,6 +406,7 @@ class PrivateSession(Session):
             normalise=privacy.clipping == "automatic",
             max_physical_batch_size=privacy.max_physical_batch_size,
             views=views,
+            by_owner=plan.privacy.unit == "owner",
             world=self.world,
         )
 
@@ -424,6 +429,11 @@ class PrivateSession(Session):
         modes = gradient_modes() if wanted == AUTO else (gradient_mode(wanted),)
         if views is not None:
             modes = tuple(mode for mode in modes if mode.averages_views)
+        if self.plan.privacy.unit == "owner":
+            modes = tuple(mode for mode in modes if mode.sums_owners)
+        if not modes:
+            fix = "cannot add up the gradients of an owner's records before it clips; leave it at auto"
+            raise ConfigError("privacy.grad_sample_mode", wanted, fix)
         chosen = choose_mode(model, *self._made_up_batch(), self.training_loss, modes, say=self.logger.info)
         chosen = gradient_mode(self.world.share(chosen.name))
         self.ledger.note(_MODE, chosen.name)
@@ -467,7 +477,8 @@ class PrivateSession(Session):
 
     def drawn(self, pool: Pool, *, rate: float, steps: int) -> Iterator[Batch]:
         """Draw batches from a pool of D, by coins that nothing else uses."""
-        return poisson_batches(self.data.train, pool, rate=rate, steps=steps, rng=self._coins)
+        cap = self.plan.privacy.records_per_owner
+        return poisson_batches(self.data.train, pool, rate=rate, steps=steps, rng=self._coins, records_per_owner=cap)
 
     def _take_likelihood(self, pool: Pool) -> Pool:
         """Let the loss of this epoch be that of the pool; a loss of the user's own is left as it is."""
@@ -503,12 +514,12 @@ class PrivateSession(Session):
         own = isinstance(given, Pool) and given.own
         n = len(self.data.train) if own else self.plan.shape.n
         pool = checked_pool(given, n, self.plan.branch_count)
-        where = None if own else self.data.train.places
+        owners, where = self.data.train.owners, None if own else self.data.train.places
         if where is None:
-            return pool
+            return pool if own or owners is None else pool.of_owners(owners.codes)
         news = self.world.share(None if given is self._given else pool)  # most strategies keep theirs for the whole run
         if news is not None:
-            self._given, self._part = given, news.among(where)
+            self._given, self._part = given, news.among(where) if owners is None else news.of_owners(owners.codes)
         assert self._part is not None
         return self._part
 

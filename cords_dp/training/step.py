@@ -30,6 +30,9 @@ Formal guarantee: ``p.grad`` is a function of Σ parts + σ·C·z, formed in flo
 public batch size and rounding to the weights' type come after the noise. Rank 0 alone adds it, before the sums of all
 ranks are added up, so that no rank ever holds the sum without noise.
 
+Where the unit is an owner, the batch holds owners, each with probability at most q and with some of its records, and
+the sum is one of owners: Σ clip_C(Σ_j w_j ∇ℓ_j), the inner sum over an owner's records. No piece cuts an owner in two.
+
 A step that was not charged gets no noise (`ChargedSteps`), and so is not taken. Random views of images are drawn for
 each record by itself (`augmented_views`).
 """
@@ -57,7 +60,9 @@ from cords_dp.noise.generators import Noise, Shape
 from cords_dp.planning import EpochPlan, PrivacyPlan
 from cords_dp.processes import World
 from cords_dp.training.gradients import GradientMode, gradient_mode
+from cords_dp.training.gradients.contributions import SUM_SLACK
 from cords_dp.training.gradients.mode import Clipping, LossPerExample, Piece
+from cords_dp.training.gradients.owners import void
 
 
 class PlainEngine:
@@ -75,7 +80,7 @@ class PlainEngine:
         self.model, self.optimizer, self.criterion, self.batch_size = model, optimizer, criterion, batch_size
         self.world = world
 
-    def step(self, x: Tensor, y: Tensor, weights: Tensor) -> None:
+    def step(self, x: Tensor, y: Tensor, weights: Tensor, owners: Tensor | None = None) -> None:
         self.optimizer.zero_grad()
         if len(y):
             losses = self.criterion(self.model(x), y) * weights
@@ -126,12 +131,19 @@ class PrivateEngine:
         normalise: bool = False,
         max_physical_batch_size: int = 512,
         views: Views | None = None,
+        by_owner: bool = False,
         world: World = World(),  # noqa: B008 - frozen
     ):
         _check_noise(sigma, max_grad_norm, noise)
+        self.by_owner = by_owner
         self.mode = gradient_mode(mode) if isinstance(mode, str) else mode
         if views and not self.mode.averages_views:
             raise UnsupportedModelError(f"mode {self.mode} cannot average views before clipping; use another one")
+        if by_owner and (views or not self.mode.sums_owners):
+            raise UnsupportedModelError(
+                f"mode {self.mode} cannot add up the gradients of one owner's records before clipping; use another "
+                "one, without augmentations"
+            )
         self.criterion, self.views = criterion, views
         self.piece = max(1, max_physical_batch_size // (views.count if views else 1))
         self.model = self.mode.prepare(model)
@@ -145,32 +157,42 @@ class PrivateEngine:
         )
         weights = self.optimizer.params
         elements = sum(p.numel() for p in weights)
-        slack = max(rounding_slack(elements, p.dtype) for p in weights) + sum_slack(batch_size, self.piece)
-        self.clipping = Clipping(max_grad_norm, normalise, slack + self.mode.extra_slack)
+        slack = max(rounding_slack(elements, p.dtype) for p in weights) + sum_slack(
+            batch_size, 1 if by_owner else self.piece
+        )
+        extra = max(self.mode.extra_slack, SUM_SLACK) if by_owner else self.mode.extra_slack
+        self.clipping = Clipping(max_grad_norm, normalise, slack + extra)
 
     def set_noise_multiplier(self, sigma: float) -> None:
         """Set other noise for the steps that follow, as the plan's branches have it."""
         _check_noise(sigma, self.clipping.max_norm, self.optimizer.noise)
         self.optimizer.noise_multiplier = sigma
 
-    def step(self, x: Tensor, y: Tensor, weights: Tensor) -> None:
-        """Take one noisy step on a Poisson batch of any size, none included."""
+    def step(self, x: Tensor, y: Tensor, weights: Tensor, owners: Tensor | None = None) -> None:
+        """Take one noisy step on a Poisson batch of any size, none included. ``owners``: whose each record is."""
+        if (owners is not None) != self.by_owner:
+            raise MechanismError("a step clips either records or owners, as it was planned")
         weights = weights.nan_to_num(0.0).clamp(0.0, 1.0)
         self.optimizer.zero_grad(set_to_none=True)
         before = state_of(self.model)
-        for piece in _pieces(len(y), self.mode.piece_size(self.model, x, self.piece)):
-            self.optimizer.add(self._clipped_sums(x[piece], y[piece], weights[piece]))
+        if owners is None:
+            for piece in _pieces(len(y), self.mode.piece_size(self.model, x, self.piece)):
+                self.optimizer.add(self._clipped_sums(x[piece], y[piece], weights[piece]))
+        else:
+            x, weights = _without_void(x, weights)
+            for piece in _owner_pieces(owners, min(self.piece, self.mode.piece_size(self.model, x, self.piece))):
+                self.optimizer.add(self._clipped_sums(x[piece], y[piece], weights[piece], owners[piece]))
         refuse_changes(self.model, before)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _clipped_sums(self, x: Tensor, y: Tensor, weights: Tensor) -> list[Tensor]:
+    def _clipped_sums(self, x: Tensor, y: Tensor, weights: Tensor, owners: Tensor | None = None) -> list[Tensor]:
         parameters = self.optimizer.params
         if not len(y):
             return [p.new_zeros(p.shape, dtype=torch.float64) for p in parameters]
         if self.views:
             x, y = self.views.draw(x), y.repeat_interleave(self.views.count)
-        piece = Piece(x, y, weights, self.views.count if self.views else 1)
+        piece = Piece(x, y, weights, self.views.count if self.views else 1, owners)
         return self.mode.clipped_sums(self.model, parameters, self.criterion, piece, self.clipping)
 
 
@@ -190,6 +212,29 @@ def _pieces(size: int, piece: int) -> Iterator[slice]:
     """Return slices that cover a batch; one empty slice for an empty batch."""
     for start in range(0, max(size, 1), piece):
         yield slice(start, min(start + piece, size))
+
+
+def _owner_pieces(owners: Tensor, piece: int) -> Iterator[slice]:
+    """Return slices of about so many records that cut no owner in two; one empty slice for an empty batch."""
+    ends = torch.cat([torch.nonzero(owners.diff())[:, 0] + 1, owners.new_tensor([len(owners)])]).tolist()
+    start = last = 0
+    for end in ends:
+        if end - start > piece and last > start:
+            yield slice(start, last)
+            start = last
+        last = end
+    yield slice(start, last)
+
+
+def _without_void(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Let records that are not finite weigh nothing: the others of their owners count as they are."""
+    gone = void(x)
+    if not bool(gone.any()):
+        return x, weights
+    shape = (-1, *[1] * (x.dim() - 1))
+    return torch.where(gone.reshape(shape), torch.zeros_like(x), x), torch.where(
+        gone, torch.zeros_like(weights), weights
+    )
 
 
 class NoisySumOptimizer(DPOptimizerFastGradientClipping):

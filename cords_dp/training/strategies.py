@@ -1,7 +1,8 @@
 """Strategies by name. ``dss_args.type`` is looked up here and nowhere else.
 
-The private strategies come with cords_dp; those of CORDS are registered once one of them is asked for. A private
-strategy is known by name without torch and CORDS, which its loader needs: a plan asks for no more.
+FullDP, RandomDP and GLISTERDP stand here; extensions (the rivals among them) and CORDS' own strategies are registered
+once a name is asked for that is not known yet. A private strategy is known by name without CORDS, which its loader
+needs: a plan asks for no more.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from cords_dp.errors import ConfigError, MechanismError
+from cords_dp.extensions import load_extensions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -71,6 +73,8 @@ class Strategy:
     uses_all: the pool is all of D; otherwise k = fraction·n records.
     selects: reads D to choose the pool, by a mechanism that the plan pays for.
     mechanism: the one that it uses where the config names none.
+    reads_validation: may read the V that its builder is handed. False: at most its mechanism does, which says so
+        itself. Where neither reads V, its records are trained on.
     """
 
     name: str
@@ -79,58 +83,57 @@ class Strategy:
     uses_all: bool = False
     selects: bool = False
     mechanism: str | None = None
-
-
-_STRATEGIES: dict[str, Strategy] = {}
-_LATER: list[Callable[[], None]] = []
+    reads_validation: bool = True
 
 
 def register_strategy(
     name: str,
-    build: Builder,
+    build: Builder | None = None,
     *,
     private: bool = False,
     uses_all: bool = False,
     selects: bool = False,
     mechanism: str | None = None,
+    reads_validation: bool = True,
     force: bool = False,
 ) -> Strategy:
-    """Make ``dss_args.type = name`` use ``build(context)``.
+    """Make ``dss_args.type = name`` use ``build(context)``, or without it GLISTERDP with the mechanism of that name.
 
     A private strategy's ``build`` returns a `Pool`, or an object whose ``pool(epoch)`` returns one: which records may
     be drawn, chosen without looking at the data, or by ``context.selections.select(weights)`` (``selects=True``), which
     charges for it. The package draws the batches: as many as were charged, at the charged rate. Any other strategy's
     ``build`` returns a loader of (x, y, weight) batches, as CORDS' loaders are.
 
+    ``reads_validation=False`` promises that ``build`` does not read ``context.validset``. Unless a mechanism reads V,
+    none is then split off: all records are trained on.
+
     Names are compared without case, ``-`` and ``_``. A name that is taken is refused unless ``force`` is given, and a
     name that promises privacy (it ends in "DP", or was private before) is never given to a strategy that is not.
     """
-    _register_the_rest()
-    key = _key(name)
-    known = _STRATEGIES.get(key)
+    if build is None:
+        if mechanism is None:
+            raise MechanismError(f"strategy {name!r} needs a function that builds it, or the name of a mechanism")
+        build, private, selects, reads_validation = _glister_dp, True, True, False
+    known = _find(name)
     if known is not None and not force:
         raise MechanismError(f"there is a strategy {known.name!r} already; pass force=True to replace it")
-    if not private and (key.endswith("dp") or (known is not None and known.private)):
+    if not private and (_promises_privacy(name) or (known is not None and known.private)):
         raise MechanismError(
             f"strategy {name!r} promises privacy by its name; register it with private=True, or under another name"
         )
     if selects and uses_all:
         raise MechanismError(f"strategy {name!r} cannot both select and use all records")
-    _STRATEGIES[key] = Strategy(name, build, private=private, uses_all=uses_all, selects=selects, mechanism=mechanism)
-    return _STRATEGIES[key]
-
-
-def register_later(register: Callable[[], None]) -> None:
-    """Register strategies late, where that takes seconds: ``register()`` is called when an unknown name is asked for.
-
-    It is also called before anybody else registers a name, so that one that is taken is refused.
-    """
-    _LATER.append(register)
-
-
-def _register_the_rest() -> None:
-    while _LATER:
-        _LATER.pop()()
+    strategy = Strategy(
+        name,
+        build,
+        private=private,
+        uses_all=uses_all,
+        selects=selects,
+        mechanism=mechanism,
+        reads_validation=reads_validation,
+    )
+    _STRATEGIES[_key(name)] = strategy
+    return strategy
 
 
 def unregister_strategy(name: str) -> None:
@@ -139,17 +142,30 @@ def unregister_strategy(name: str) -> None:
 
 
 def get_strategy(name: str | None) -> Strategy:
-    if _key(str(name)) not in _STRATEGIES:
-        _register_the_rest()
-    strategy = _STRATEGIES.get(_key(str(name)))
+    strategy = _find(str(name))
     if strategy is None:
         raise ConfigError("dss_args.type", name, f"unknown strategy; known are {', '.join(strategy_names())}")
     return strategy
 
 
 def strategy_names() -> list[str]:
-    _register_the_rest()
+    load_extensions()
+    _register_those_of_cords()
     return sorted(s.name for s in _STRATEGIES.values())
+
+
+def _find(name: str) -> Strategy | None:
+    """Look for a name among ours, in extensions, and last in CORDS, which takes seconds to import."""
+    if _key(name) not in _STRATEGIES:
+        load_extensions()
+    if _key(name) not in _STRATEGIES and not _promises_privacy(name):
+        _register_those_of_cords()
+    return _STRATEGIES.get(_key(name))
+
+
+def _promises_privacy(name: str) -> bool:
+    """Tell whether a name claims privacy; none of CORDS' own does."""
+    return _key(name).endswith("dp")
 
 
 def _key(name: str) -> str:
@@ -174,16 +190,26 @@ def _glister_dp(c: StrategyContext) -> Any:
     return GLISTERDPPools(c)
 
 
+_STRATEGIES: dict[str, Strategy] = {
+    _key(strategy.name): strategy
+    for strategy in (
+        Strategy("FullDP", _full_dp, private=True, uses_all=True, reads_validation=False),
+        Strategy("RandomDP", _random_dp, private=True, reads_validation=False),
+        Strategy("GLISTERDP", _glister_dp, private=True, selects=True, reads_validation=False),
+    )
+}
+_with_those_of_cords = False
+
+
 def _register_those_of_cords() -> None:
-    from cords_dp.training.cords_strategies import register_all
+    global _with_those_of_cords
+    if _with_those_of_cords:
+        return
+    _with_those_of_cords = True  # before: each name that is registered is looked up, which leads here again
+    try:
+        from cords_dp.training.cords_strategies import register_all
 
-    register_all()
-
-
-register_strategy("FullDP", _full_dp, private=True, uses_all=True)
-register_strategy("RandomDP", _random_dp, private=True)
-register_strategy("GLISTERDP", _glister_dp, private=True, selects=True)
-register_strategy("ClassWeightsDP", _glister_dp, private=True, selects=True, mechanism="class_weights")
-register_strategy("BalancedSoftmaxDP", _glister_dp, private=True, selects=True, mechanism="balanced_softmax")
-register_strategy("GroupRatesDP", _glister_dp, private=True, selects=True, mechanism="group_rates")
-register_later(_register_those_of_cords)
+        register_all()
+    except BaseException:
+        _with_those_of_cords = False
+        raise

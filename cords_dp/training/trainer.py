@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from dotmap import DotMap
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -30,21 +29,27 @@ from tqdm import tqdm
 from cords_dp import cords
 from cords_dp.accounting import Ledger
 from cords_dp.config import load_config, thawed_copy
-from cords_dp.data.build import UNREADABLE, build_dataset, describe_padding, described_rows, readable
+from cords_dp.data.build import described_rows
 from cords_dp.data.feature_cache import threads_for
-from cords_dp.data.handed_over import as_records, refuse_shared_records
-from cords_dp.data.published import known_sizes, public_facts
+from cords_dp.data.handed_over import as_records
 from cords_dp.data.record_set import Splits
 from cords_dp.data.sources.base import find_source
 from cords_dp.data.store import PixelConstants
-from cords_dp.errors import BudgetExceededError, ConfigError, MechanismError
-from cords_dp.models.build import build_model, check_input, check_outputs
+from cords_dp.errors import BudgetExceededError, MechanismError
+from cords_dp.evaluation.released import ReleasedTest
+from cords_dp.models.build import build_model
 from cords_dp.models.losses import RecordMSELoss
 from cords_dp.models.private import make_private_ready
 from cords_dp.noise.generators import Streams
 from cords_dp.planning import Cost, PrivacyPlan
 from cords_dp.processes import World, current_world, threads_for_steps
-from cords_dp.training.checkpoint import checkpoint_path, load_checkpoint, log_folder, save_checkpoint, spent_before
+from cords_dp.training.checkpoint import (
+    checkpoint_path,
+    load_checkpoint,
+    log_folder,
+    save_checkpoint,
+    spent_before,
+)
 from cords_dp.training.cords_strategies import CordsSession
 from cords_dp.training.handover import explaining_full_disks, hand_over, withdraw
 from cords_dp.training.log import (
@@ -56,13 +61,16 @@ from cords_dp.training.log import (
     progress_bar,
     quiet_libraries,
     row_logger,
+    said,
     separate_logger,
 )
 from cords_dp.training.metrics import History, Measuring, measured_for, scores
-from cords_dp.training.optim import build_optimizer, build_scheduler, planned_learning_rate
+from cords_dp.training.optim import build_optimizer, build_scheduler
+from cords_dp.training.preparing import Prepared, began_with_validation, fixed_lines, prepare
+from cords_dp.training.private_test import released_test
 from cords_dp.training.provenance import about_files
 from cords_dp.training.resolve import Run, resolve
-from cords_dp.training.session import PrivateSession, share_of
+from cords_dp.training.session import PrivateSession
 
 _DATA_ARGUMENTS = ("trainset", "validset", "testset", "num_cls")
 
@@ -101,7 +109,7 @@ class TrainClassifier(cords.TrainClassifier):
         self.logger = console_logger()
         self.logger.disabled = not self.world.main
         self.output_dir: Path | None = None
-        self.show_progress = True
+        self.show_progress = True  # False is quiet: warnings alone are shown, on stderr; the log file has every line
         self._reset()
 
     def _reset(self) -> None:
@@ -113,6 +121,7 @@ class TrainClassifier(cords.TrainClassifier):
         self._constants: PixelConstants | None = None  # of the configured dataset's pixels
         self._rows_of_train: np.ndarray | None = None
         self.data_files: dict[str, Any] = {}  # what the statement says of them
+        self.tested: ReleasedTest | None = None  # what was released of a private test set
         self.__dict__.pop("session", None)
 
     # -- CORDS' building blocks -------------------------------------------------------------------
@@ -148,14 +157,14 @@ class TrainClassifier(cords.TrainClassifier):
         """Train. Takes ``trainset, validset, testset, num_cls`` as CORDS does, or loads the configured dataset.
 
         Returns (training, validation, test, best test accuracies, seconds), one entry per evaluated epoch; of a
-        regression R² stands in the place of accuracies.
+        regression R² stands in the place of accuracies. Of a private test set there is the one that was released.
         """
         given = Splits(*(kwargs[name] for name in _DATA_ARGUMENTS)) if set(_DATA_ARGUMENTS) <= set(kwargs) else None
-        with quiet_libraries(), explaining_full_disks(self):
+        with quiet_libraries(), explaining_full_disks(self), said(self.logger, shown=self.show_progress):
             self._reset()
             self.built = given is None
             try:
-                self._begin(given)
+                self._begin(given, kwargs.get("owners"))
                 assert self.model is not None
                 with threads_for_steps(self.model, self.record, self.run.batch_size):
                     self._train()
@@ -167,68 +176,35 @@ class TrainClassifier(cords.TrainClassifier):
         trained, validated, tested, best = (measured.get(f"{n}_{score}", []) for n in ("trn", "val", "tst", "best"))
         return trained, validated, tested, best, np.array(self.history.column("time"))
 
-    def _begin(self, given: Splits | None) -> None:
+    def _begin(self, given: Splits | None, owners: Any = None) -> None:
         """Resolve the config, build the model and plan; only then open the log and read the data."""
-        run = self.run = self._resolved or resolve(self.cfg, own_data=given is not None)
+        run = self._resolved or resolve(self.cfg, own_data=given is not None)
         self._rows = row_logger(run.config["train_args"], main=self.world.main)
-        facts = public_facts(run.config) if given is None else None
-        if facts is not None:
-            self._constants = facts.constants
-            self.model = self._fitting_model(facts.num_classes, torch.zeros(facts.shape, dtype=facts.dtype))
-        sizes = known_sizes(run.config) if given is None else None
-        data = self._counted(given) if sizes is None else None
-        if data is not None:
-            sizes = as_records(data.train).total, as_records(data.validation).total
-        assert sizes is not None
-        self.plan = run.plan(*sizes)
-        if self.model is None:
-            assert data is not None
-            self.model = self._fitting_model(data.num_classes, data.train[0][0])
-        self._refuse(data)
-        self.run = run.with_plan(self.plan, self._learning_rate(self.model))
+        prepared = self._prepared(run, given, owners)
         self._open_log()
+        if self.world.share(began_with_validation(self.run, self.plan, self._checkpoint)):
+            prepared = self._prepared(run.with_validation(), given, owners)
+        assert self.model is not None
         self.session = self._new_session()
-        data = data or self._dataset()
+        data = prepared.dataset(self.world)
         self._rows_of_train = as_records(data.train).file_rows() if self.built else None
         if self.world.main and self.plan is not None:
             self.data_files = about_files(self.run.config["dataset"], built=self.built)
         self.session.open(data, self.model, built=self.built, progress=self.show_progress)
 
-    def _dataset(self) -> Splits:
-        """Load the configured data; of several processes each reads its share where it can."""
-        run = self.run
-        return build_dataset(run.config, Streams(run.seed).numpy("data"), share_of(self.world, run.config))
+    def _prepared(self, run: Run, given: Splits | None, owners: Any) -> Prepared:
+        """Take over run, plan and model as they will be used."""
+        self.run = run
+        prepared = prepare(run, self._built_model, self.world, given, owners)
+        self.run, self.plan, self.model, self.record = prepared.run, prepared.plan, prepared.model, prepared.record
+        self._remarks += prepared.remarks
+        return prepared
 
-    def _counted(self, given: Splits | None) -> Splits:
-        """Read the sets whose sizes, which are public, have to be counted."""
-        run, private = self.run, self.run.strategy.private
-        own = given is not None or find_source(run.config["dataset"].get("name")) is not None
-        self._remarks += describe_padding(run.config) if private else []
-        return readable(given or self._dataset(), run.config, private=private, own=own)
-
-    def _fitting_model(self, num_classes: int, record: Tensor) -> nn.Module:
-        """Build the configured model; refuse it where it cannot read such records."""
-        self.record = torch.zeros_like(record)
-        model = self.create_model(num_classes, record.shape)
-        if self.run.strategy.private:
-            check_input(model, record)
-        if self.run.strategy.private and self.run.regression:
-            check_outputs(model, record, num_classes)
-        return model
-
-    def _refuse(self, data: Splits | None) -> None:
-        """Refuse sets that share records, and several processes without privacy."""
-        if self.plan is None and self.world.size > 1:
-            name = self.run.strategy.name
-            raise ConfigError("dss_args.type", name, "only private strategies train in several processes")
-        if self.plan is not None and data is not None and not self.built:
-            refuse_shared_records(data, validation_is_read=self.plan.validation_is_read)
-
-    def _learning_rate(self, model: nn.Module) -> float:
-        if self.run.learning_rate is not None:
-            return self.run.learning_rate
-        assert self.plan is not None
-        return planned_learning_rate(self.run.config, self.plan, model)
+    def _built_model(
+        self, num_classes: int, shape: Sequence[int], constants: PixelConstants | None = None
+    ) -> nn.Module:
+        self._constants = constants
+        return self.create_model(num_classes, shape)
 
     def _open_log(self) -> None:
         """Let CORDS' constructor choose the log's folder and format. Rank 0 alone writes."""
@@ -243,23 +219,10 @@ class TrainClassifier(cords.TrainClassifier):
         self.logger = separate_logger(self.logger)
         for warning in (*self.run.notes, *self._remarks):
             self.logger.warning(warning)
-        for line in self._fixed_lines():
+        for line in fixed_lines(self.run, self.plan, built=self.built):
             self.logger.info(line)
         self._checkpoint = checkpoint_path(self.run.config, self.logger)
         self._look_back(self._checkpoint)
-
-    def _fixed_lines(self) -> list[str]:
-        """Return what a run says before it begins, whatever the records hold."""
-        run, section = self.run, self.run.config["dataset"]
-        lines = [UNREADABLE] if self.plan is not None and not self.built else []
-        source = find_source(section.get("name")) if self.built else None
-        if source is not None and (remark := source.remark(section)):
-            lines.append(remark)
-        if run.planned_learning_rate:
-            lines.append(f"Learning rate by the plan: {run.learning_rate:.4g}.")
-        if run.device != str(run.config["train_args"].get("device") or "cpu"):
-            lines.append("No CUDA on this machine: training on the CPU instead.")
-        return lines
 
     def _look_back(self, checkpoint: Path) -> None:
         """Tell what a run that was interrupted here has spent; withdraw what an earlier one said of its model."""
@@ -281,17 +244,44 @@ class TrainClassifier(cords.TrainClassifier):
         log_plan(self.run, self.plan, self.logger)
         self._loop(done)
         self.model = session.released
+        self._test_privately()
         self._log_end()
+        self._note_released()
         if self.world.main:
             hand_over(self, self._folders())
 
-    def _measures(self) -> Measuring:
-        run, section = self.run, self.run.config["dataset"]
-        wanted = run.config["train_args"].get("print_args") or ["tst_loss", "tst_acc", "time"]
-        shown = allowed_metrics(measured_for(wanted, regression=run.regression), self.plan, self.logger)
+    def _test_privately(self) -> None:
+        """Release the noisy counts of a private test set, once, of the model that the run ends with."""
+        if isinstance(self.session, PrivateSession) and self.session.plan.sigma_test is not None:
+            self.tested = released_test(self.session, self.in_unit)
+            if self.world.main and self.history.rows:
+                self.history.rows[-1].update(self._measuring.costs(self.run.epochs))
+
+    def _note_released(self) -> None:
+        """Let the last row have what was released of a private test set, under CORDS' names."""
+        if self.tested is None:
+            return
+        found = self.tested.metrics()
+        shown = {name: row for name, row in found.items() if isinstance(row, dict) and row["value"] is not None}
+        names = {"accuracy": "acc", "rmse": "rmse", "r2": "r2", "log_loss": "loss"}
+        if self.history.rows:
+            released = {f"tst_{short}": shown[name]["value"] for name, short in names.items() if name in shown}
+            self.history.rows[-1].update({n: v for n, v in released.items() if n not in self._measuring.shown})
+        words = ", ".join(f"{n} {r['value']:.4f} ({r['low']:.4f} to {r['high']:.4f})" for n, r in shown.items())
+        self.logger.info("Released of the private test set, with noise and 95 %% intervals: %s.", words)
+
+    def in_unit(self, values: np.ndarray) -> np.ndarray:
+        """Return a regression's targets or predictions in the target's own unit."""
+        section = self.run.config["dataset"]
         source = find_source(section.get("name")) if self.built else None  # what is handed over is in its unit already
-        unit = np.asarray if source is None else partial(source.in_target_unit, source.card(section))
-        return Measuring(self.session, self.history, shown, self._rows, unit, cords.IS_CHECKOUT)
+        return np.asarray(values) if source is None else source.in_target_unit(source.card(section), values)
+
+    def _measures(self) -> Measuring:
+        run = self.run
+        wanted = run.config["train_args"].get("print_args") or ["tst_loss", "tst_acc", "time"]
+        wanted = measured_for(wanted, regression=run.regression)
+        shown = allowed_metrics(wanted, self.plan, self.logger, test=run.test)
+        return Measuring(self.session, self.history, shown, self._rows, self.in_unit, cords.IS_CHECKOUT)
 
     # -- the loop ---------------------------------------------------------------------------------------
 

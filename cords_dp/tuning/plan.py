@@ -7,7 +7,8 @@ the *best* trial, which is its model with everything that its run releases, its 
 released: the number of trials, and anything about the others.
 
 A trial draws its settings from public laws, trains by DP-SGD as any run does, and releases its score: how many records
-of V its model gets right (sensitivity 1: a null record is no hit), with Gaussian noise. Its divergence for a record of
+of V its model gets right, or for another metric the counts from which it follows (`evaluation.released`), with Gaussian
+noise (sensitivity 1: a null record is no hit and is in no cell). Its divergence for a record of
 D is that of its run's events on D: given the model the score does not read D. For a record of V it is that of its
 run's events on V and of the score's. Each side is then one `accounting.RepeatAndSelect` event (the proof is there),
 charged to the tuning's ledger before the first trial begins. The maximum of both sides holds for D ∪ V, as for a run.
@@ -26,6 +27,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from cords_dp.accounting import (
     TRAINING_DATA,
@@ -48,6 +50,7 @@ from cords_dp.planning.mechanism import Release
 from cords_dp.planning.plan import PrivacyPlan
 
 TUNING = "tuning"  # the phase of its charges
+ACCURACY = "accuracy"
 _SCORE_SHARE = 0.25  # of V's zero-concentrated budget, where selections read V too
 # A plan spends its own budget to within half a per cent, so a search by it cannot be finer; a divergence moves more.
 _LOWEST, _LOWEST_SHARE = 0.98, 0.9
@@ -61,7 +64,8 @@ class TuningPlan:
     """The limits and the cost of a tuning: public, and fixed before data is read.
 
     privacy: the budget of the whole. trial: the plan of one trial at the config's own settings. score_noise: of the
-    score on V; None where V is declared public. orders: at which an account will ask; compared besides λ and λ̂.
+    score on V; None where V is declared public. orders: at which an account will ask; compared besides λ and λ̂. metric:
+    by which trials are compared.
     """
 
     privacy: PrivacySettings
@@ -69,6 +73,7 @@ class TuningPlan:
     law: TrialLaw
     score_noise: float | None
     orders: tuple[float, ...] = ()
+    metric: str = ACCURACY
 
     @property
     def delta(self) -> float:
@@ -78,14 +83,19 @@ class TuningPlan:
     def fingerprint(self) -> str:
         """Binds a tuning's ledger and draws to what it may do; as `PrivacyPlan.fingerprint`."""
         law = [self.law.mean, self.law.shape]
-        facts = {"trial": self.trial.facts(), "law": law, "score_noise": self.score_noise, "orders": self.orders}
-        facts["epsilon"] = self.privacy.epsilon
+        facts: dict[str, Any] = {"trial": self.trial.facts(), "law": law, "score_noise": self.score_noise}
+        facts |= {"orders": self.orders, "epsilon": self.privacy.epsilon}
+        if self.metric != ACCURACY:  # of which such facts always spoke
+            facts["metric"] = self.metric
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
     def score_release(self) -> Release:
         """Return what a trial reads of V to be compared with the others."""
         event = None if self.score_noise is None else gaussian(self.score_noise)
-        return Release("score", VALIDATION_DATA, event, 1.0, "1 (records of V that the model gets right)")
+        words = "1 (records of V that the model gets right)"
+        if self.metric != ACCURACY:
+            words = "1 (all blocks of a record of V together: confusion matrix, score histograms, gaps, loss, errors)"
+        return Release("score", VALIDATION_DATA, event, 1.0, words)
 
     def trial_events(self, dataset: str) -> tuple[Event, ...]:
         """List what one trial charges to D or to V."""
@@ -155,7 +165,11 @@ class TuningPlan:
 
 
 def build_tuning_plan(
-    privacy: PrivacySettings, plan_with: PlanWith, law: TrialLaw, orders: Sequence[float] = ()
+    privacy: PrivacySettings,
+    plan_with: PlanWith,
+    law: TrialLaw,
+    orders: Sequence[float] = (),
+    metric: str = ACCURACY,
 ) -> TuningPlan:
     """Calibrate the noise of a trial, and of its score, so that the whole tuning meets ``privacy``'s (ε, δ)."""
     _check(privacy)
@@ -176,7 +190,7 @@ def build_tuning_plan(
         return total([*events, *([gaussian(score)] if score else [])])
 
     settings = _fitted(base, plan_with, total, on_validation, target=privacy.epsilon, start=0.5 * privacy.epsilon)
-    return TuningPlan(privacy, plan_with(settings), law, score, tuple(orders))
+    return TuningPlan(privacy, plan_with(settings), law, score, tuple(orders), metric)
 
 
 def _fitted(
@@ -225,6 +239,7 @@ def _check(privacy: PrivacySettings) -> None:
         ("reproducible_noise", privacy.reproducible_noise, "a tuning with noise from the seed protects nobody"),
         ("exact_metrics", privacy.exact_metrics, "exact metrics of trials would tell more than the tuning pays for"),
         ("validation_noise", privacy.validation_noise is not None, "is calibrated for the whole tuning; remove it"),
+        ("records_per_owner", privacy.unit == "owner", "trials are scored by records, and the unit is an owner"),
     ):
         if value:
             raise ConfigError(f"privacy.{key}", getattr(privacy, key), advice)
@@ -233,6 +248,7 @@ def _check(privacy: PrivacySettings) -> None:
 def _check_validation(plan: PrivacyPlan) -> None:
     n = plan.shape.n_validation
     if n < 1:
-        raise ConfigError("dataset", "no validation set", "trials are compared on a validation set; split one off")
+        fix = "trials are compared on a validation set: leave the key out (a tenth), or give a share above 0"
+        raise ConfigError("dataset.validation_fraction", 0, fix)
     if plan.privacy.validation == "private" and plan.delta >= 1 / n:
         raise ConfigError("privacy.delta", plan.delta, f"must be below 1/|V| = {1 / n:.3g}: the score reads V")

@@ -7,7 +7,7 @@ from typing import Any
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, TrialLaw
 from cords_dp.accounting.membership_risk import risk_of_bound
 from cords_dp.planning.plan import PrivacyPlan
-from cords_dp.planning.statement import NOT_COVERED, mechanism_rows
+from cords_dp.planning.statement import NOT_COVERED, TEST_METRICS, mechanism_rows
 from cords_dp.tuning.plan import TuningPlan
 
 _NAMES = {0.0: "logarithmic", 1.0: "geometric"}
@@ -23,8 +23,11 @@ def describe_law(law: TrialLaw) -> str:
     return f"{name} law with mean {law.mean:g}"
 
 
-def tuning_report(plan: TuningPlan, single: PrivacyPlan) -> dict[str, Any]:
-    """Collect everything that a tuning's ``privacy.json`` holds. Public values only."""
+def tuning_report(plan: TuningPlan, single: PrivacyPlan, *, tested: bool = True) -> dict[str, Any]:
+    """Collect everything that a tuning's ``privacy.json`` holds. Public values only.
+
+    tested: are exact metrics of a test set shown?
+    """
     on_d, on_v = plan.bound(TRAINING_DATA), plan.bound(VALIDATION_DATA)
     assert on_d is not None
     both = " or of the validation set V" if on_v is not None else ""
@@ -47,7 +50,7 @@ def tuning_report(plan: TuningPlan, single: PrivacyPlan) -> dict[str, Any]:
         "meaning": risk_of_bound(plan.epsilon, plan.delta).text(),
         "mechanisms_of_a_trial": [*mechanism_rows(plan.trial), *_score_row(plan)],
         "entries": [entry.to_dict() for entry in plan.entries()],
-        "not_covered": list(_NOT_COVERED),
+        "not_covered": [item for item in _NOT_COVERED if tested or item != TEST_METRICS],
     }
 
 

@@ -15,13 +15,15 @@
 
 A trial is a whole private run and the noisy score of its model on the validation set. Released by a trial to the
 tuning, and by the tuning of its best trial alone: everything that the run releases, charged by its plan, and the score:
-how many records of V the model gets right, sensitivity 1 (a null record is no hit), by the Gaussian mechanism.
+how many records of V the model gets right, sensitivity 1 (a null record is no hit), by the Gaussian mechanism; or, for
+another metric, the counts of `evaluation.released`, of sensitivity 1 too.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import secrets
 import shutil
 import tempfile
@@ -47,22 +49,27 @@ from cords_dp.accounting import (
     ledger_under,
 )
 from cords_dp.config import PrivacySettings, load_config, thawed_copy, to_plain
-from cords_dp.config.values import number
+from cords_dp.config.settings import PRIVATE, PUBLIC, UNREAD
+from cords_dp.config.values import number, one_of
 from cords_dp.data.build import evaluation_batches
+from cords_dp.data.sources.base import VALIDATION_FRACTION
 from cords_dp.errors import AccountingError, ConfigError, CordsDPError, MechanismError
+from cords_dp.evaluation.metrics import LOWER_IS_BETTER, names
 from cords_dp.files import caches_in, make_owners_folder, write_durably
 from cords_dp.models.card import FILE as MODEL_CARD
 from cords_dp.noise.generators import secure_generator
 from cords_dp.planning import PrivacyPlan, Release
+from cords_dp.report.metrics import metric_words, shown_metric
 from cords_dp.runs.jobs import RESULT, Job
 from cords_dp.runs.run import run_and_hand_over
 from cords_dp.runs.sweep import Backend, run_jobs
 from cords_dp.runs.workers import LocalWorkers, heartbeat
 from cords_dp.selection.releases import Releases
 from cords_dp.training.metrics import evaluate
+from cords_dp.training.private_test import as_released, counts_of
 from cords_dp.training.resolve import Run, public_sizes, resolve
 from cords_dp.training.trainer import TrainClassifier
-from cords_dp.tuning.plan import PlanWith, TuningPlan, build_tuning_plan
+from cords_dp.tuning.plan import ACCURACY, PlanWith, TuningPlan, build_tuning_plan
 from cords_dp.tuning.search import Space, read_space
 from cords_dp.tuning.statement import tuning_markdown, tuning_report
 
@@ -71,7 +78,7 @@ _PRIVATE, _TRIALS, _LEDGER, _RESULT = "private", "trials.json", "ledger.jsonl", 
 
 @dataclass(frozen=True)
 class TuningResult:
-    """A tuning's release. ``score``: the best trial's noisy accuracy on V. ``accuracy``: on the public test set."""
+    """A tuning's release. ``score``: the best trial's noisy metric on V. ``accuracy``: of a public test set."""
 
     settings: dict[str, Any]
     score: float
@@ -80,13 +87,14 @@ class TuningResult:
     delta: float
     trials: str
     out: str
+    metric: str = ACCURACY
 
     def text(self) -> str:
         rows = [(f"best {key}", f"{value:.6g}" if isinstance(value, float) else str(value)) for key, value in
                 self.settings.items()]  # fmt: skip
         rows += [
-            ("its score on V", f"{100 * self.score:.2f} % (noisy)"),
-            ("test accuracy", f"{100 * self.accuracy:.2f} %"),
+            (f"its {metric_words(self.metric)} on V", f"{shown_metric(self.metric, self.score)} (noisy)"),
+            *([] if math.isnan(self.accuracy) else [("test accuracy", f"{100 * self.accuracy:.2f} %")]),
             ("epsilon, delta", f"{self.epsilon:.4f}, {self.delta:.3g} for all trials together"),
             ("trials", f"a secret number, by the {self.trials}"),
             ("results in", self.out),
@@ -108,15 +116,17 @@ def tune(
     out: str | Path = "runs/tune",
     backend: Backend | None = None,
     progress: bool = True,
+    metric: str | None = None,
 ) -> TuningResult:
     """Tune a config privately; write the best model, its settings and the privacy statement into ``out``.
 
     ``search``: keys and laws, ``{"optimizer.lr": "loguniform(0.01, 1)"}``; lists of choices and Ray Tune's domains are
     understood too. ``trials``: the mean of the number of trials. ``law``: geometric, logarithmic, or the shape of a
-    truncated negative binomial law. Calling it again continues where it stopped.
+    truncated negative binomial law. ``metric``: by which trials are compared; accuracy, of a regression rmse, or
+    another of `evaluation.metrics`. Calling it again continues where it stopped.
     """
     cfg = load_config(config) if isinstance(config, (str, Path)) else DotMap(thawed_copy(config))
-    tuning = Tuning.planned(cfg, read_space(search), read_law(trials, law), Path(out))
+    tuning = Tuning.planned(cfg, read_space(search), read_law(trials, law), Path(out), metric)
     return tuning.run(backend or LocalWorkers(), progress=progress)
 
 
@@ -150,22 +160,22 @@ class Tuning:
     space: Space
     plan: TuningPlan
     single: PrivacyPlan
-    sizes: tuple[int, int]
+    sizes: tuple[int, ...]
     out: Path
 
     @classmethod
-    def planned(cls, config: DotMap, space: Space, law: TrialLaw, out: Path) -> Tuning:
+    def planned(cls, config: DotMap, space: Space, law: TrialLaw, out: Path, metric: str | None = None) -> Tuning:
         """Plan a tuning. Everything that can be wrong is found here, before data is read."""
-        run = resolve(config, plan=False)
+        run = resolve(keeping_validation(config), plan=False)
         if run.privacy is None:
             raise ConfigError("dss_args.type", run.strategy.name, "only private strategies can be tuned privately")
-        if run.regression:
-            fix = "trials are scored by how many labels of V they get right; a regression cannot be tuned"
-            raise ConfigError("loss.type", config["loss"]["type"], fix)
+        metric = one_of(
+            "--metric", metric or ("rmse" if run.regression else ACCURACY), names(regression=run.regression)
+        )
         for settings in space.ends():
             resolve(_with(config, settings), plan=False)
         sizes = public_sizes(run)
-        plan = tuning_plan_of(run, sizes, law)
+        plan = tuning_plan_of(run, sizes, law, metric)
         return cls(config, space, plan, planner(run, sizes)(run.privacy), sizes, out)
 
     @property
@@ -251,7 +261,8 @@ class Tuning:
         config.privacy.update(accountant="rdp", epsilon=privacy["epsilon"])
         if privacy["validation_noise"] is not None:
             config.privacy.validation_noise = privacy["validation_noise"]
-        work = partial(run_trial, score=self.plan.score_release(), plan=plan, private=str(self._private.resolve()))
+        score, private = self.plan.score_release(), str(self._private.resolve())
+        work = partial(run_trial, score=score, plan=plan, private=private, metric=self.plan.metric)
         return Trial(config.toDict(), settings, work, token)
 
     def _paid(self) -> tuple[Ledger, Reservation | None]:
@@ -272,11 +283,12 @@ class Tuning:
         """Copy the best trial out, and forget all others."""
         runs = self._private / "runs"
         scores = {trial.id: json.loads((runs / trial.id / SCORE).read_text())["score"] for trial in trials}
-        best = max(trials, key=lambda trial: scores[trial.id])
-        report = tuning_report(self.plan, self.single)
+        best = max(trials, key=lambda trial: _goodness(scores[trial.id], self.plan.metric))
+        shown = resolve(self.config, plan=False).test == PUBLIC
+        report = tuning_report(self.plan, self.single, tested=shown)
         write_durably(self.out / "privacy.json", json.dumps(report, indent=2))
         write_durably(self.out / "privacy.md", tuning_markdown(report))
-        chosen = to_plain(_with(self.config, best.labels))
+        chosen = to_plain(keeping_validation(_with(self.config, best.labels)))
         write_durably(self.out / "config.yaml", yaml.safe_dump(chosen, sort_keys=False))
         for name in (MODEL_CARD, MODEL):
             if (runs / best.id / name).is_file():
@@ -285,7 +297,8 @@ class Tuning:
         result = TuningResult(
             settings=dict(best.labels),
             score=scores[best.id],
-            accuracy=float(summary["accuracy"]),
+            accuracy=float(summary.get("accuracy", math.nan)),
+            metric=self.plan.metric,
             epsilon=self.plan.epsilon,
             delta=self.plan.delta,
             trials=report["trials"],
@@ -302,20 +315,20 @@ class Tuning:
 # --- plans of a config ---------------------------------------------------------------------------------
 
 
-def tuning_plan_of(run: Run, sizes: tuple[int, int], law: TrialLaw) -> TuningPlan:
+def tuning_plan_of(run: Run, sizes: tuple[int, ...], law: TrialLaw, metric: str = ACCURACY) -> TuningPlan:
     assert run.privacy is not None
     orders: tuple[int, ...] = ()
     if run.privacy.account is not None:
         account = Account.read(Path(run.privacy.account).expanduser())
         orders = RenyiFilter(account.epsilon, account.delta).orders
     try:
-        return build_tuning_plan(run.privacy, planner(run, sizes), law, orders)
+        return build_tuning_plan(run.privacy, planner(run, sizes), law, orders, metric)
     except AccountingError as error:
         why = f"no noise meets this budget for a tuning: {error}"
         raise ConfigError("privacy.epsilon", run.privacy.epsilon, why) from error
 
 
-def planner(run: Run, sizes: tuple[int, int]) -> PlanWith:
+def planner(run: Run, sizes: tuple[int, ...]) -> PlanWith:
     """Return this run's plan at another budget; what else its ``privacy`` section says stays."""
     assert run.privacy is not None
     own = run.privacy
@@ -358,8 +371,18 @@ _SILENCE = {
 _DECIDE_FEATURES = frozenset({"model.architecture", "model.features", "model.weights", "model.args"})
 
 
+def keeping_validation(config: Mapping[str, Any]) -> DotMap:
+    """Copy the config so that V is split off whatever the strategy reads: trials are scored on V.
+
+    A private test set is kept apart: each trial would release of it, and the choice depends on V alone.
+    """
+    run = resolve(_with(config, {}), plan=False)
+    apart = {"dataset.test": UNREAD} if run.test == PRIVATE else {}
+    return _with(config, {**apart, **({"dataset.validation_fraction": VALIDATION_FRACTION} if run.whole else {})})
+
+
 def _of_a_trial(config: Mapping[str, Any], settings: Mapping[str, Any]) -> DotMap:
-    copy = _with(config, {**settings, **_SILENCE})
+    copy = keeping_validation(_with(config, {**settings, **_SILENCE}))
     if _DECIDE_FEATURES & settings.keys():
         copy.model.feature_cache = False
     copy.pop("report_tune", None)
@@ -372,7 +395,9 @@ MODEL = "model.pt"
 _KEPT = (MODEL, MODEL_CARD, RESULT)  # what else a run leaves speaks of its own budget, not of the tuning's
 
 
-def run_trial(config: Mapping[str, Any], *, score: Release, plan: str, private: str) -> dict[str, bytes]:
+def run_trial(
+    config: Mapping[str, Any], *, score: Release, plan: str, private: str, metric: str = ACCURACY
+) -> dict[str, bytes]:
     """Train and score in a folder of its own. ``plan``: the fingerprint of the plan that the tuning pays for.
 
     Logs, and the noise that is calibrated, tell that there was a trial and what it did, also after an interruption, so
@@ -385,16 +410,16 @@ def run_trial(config: Mapping[str, Any], *, score: Release, plan: str, private: 
         if trainer.plan is None or trainer.plan.fingerprint != plan:
             raise MechanismError("a trial ran by another plan than the one that the tuning pays for")
         files = {name: (Path(folder) / name).read_bytes() for name in _KEPT}
-        return {**files, SCORE: json.dumps({"score": noisy_score(trainer, score)}).encode()}
+        return {**files, SCORE: json.dumps({"score": noisy_score(trainer, score, metric)}).encode()}
 
 
-def noisy_score(trainer: TrainClassifier, release: Release) -> float:
-    """Return the accuracy of the released model on V, with noise; exact where V is declared public (no event)."""
+def noisy_score(trainer: TrainClassifier, release: Release, metric: str = ACCURACY) -> float:
+    """Return a metric of the released model on V, with noise; without where V is declared public (no event).
+
+    NaN where the noise leaves nothing of it.
+    """
     assert trainer.data is not None
     assert trainer.model is not None
-    validation, (_, criterion) = trainer.data.validation, trainer.loss_function()
-    batches, size = evaluation_batches(validation, trainer.run.config, private=True), len(validation)
-    _, accuracy = evaluate(trainer.model, batches, criterion, trainer.run.device)
     allowance = () if release.event is None else (Entry(VALIDATION_DATA, release.phase, release.event),)
     releases = Releases(
         (release,),
@@ -402,4 +427,18 @@ def noisy_score(trainer: TrainClassifier, release: Release) -> float:
         generators={VALIDATION_DATA: secure_generator()},
         secure=trainer.plan is not None and trainer.plan.privacy.secure_noise,
     )
+    if metric != ACCURACY:
+        total = counts_of(trainer.session, trainer.data.validation, trainer.in_unit)
+        vector = releases.gaussian(release.name, total)
+        found = as_released(trainer.session, vector, releases.noise_multiplier(release.name), trainer.in_unit)
+        value = found.metrics()[metric]["value"]
+        return math.nan if value is None else float(value)
+    validation, (_, criterion) = trainer.data.validation, trainer.loss_function()
+    batches, size = evaluation_batches(validation, trainer.run.config, private=True), len(validation)
+    _, accuracy = evaluate(trainer.model, batches, criterion, trainer.run.device)
     return float(releases.gaussian(release.name, np.array(accuracy * size))) / size
+
+
+def _goodness(score: float, metric: str) -> float:
+    """Return what the best trial has most of; a score that is lost in the noise counts as the worst."""
+    return -math.inf if math.isnan(score) else -score if metric in LOWER_IS_BETTER else score

@@ -5,12 +5,15 @@ from __future__ import annotations
 import errno
 import json
 import os
+import platform
 import resource
 import shutil
 import signal
 import subprocess
 import sys
 import threading
+import zlib
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -28,7 +31,7 @@ from cords_dp.accounting import (
     epsilon_bound,
     gaussian,
 )
-from cords_dp.accounting.account import paid_events
+from cords_dp.accounting.account import ledger_under, paid_events
 from cords_dp.accounting.journal import Journal
 from cords_dp.errors import AccountingError, BudgetExceededError
 
@@ -133,6 +136,30 @@ def test_with_other_splits_a_record_may_pay_for_both(account):
     assert account.share() == pytest.approx(share(STEP.with_count(300), gaussian(12.0, 3)))
 
 
+def test_equal_plans_are_added_up_as_single_ones_are(tmp_path):
+    """They are parsed once and are one object: of ten thousand runs the next is admitted in under a second."""
+    account, planned = Account.open(tmp_path / "many.jsonl", 20.0, 1e-5), plan(2, validation=1)
+    for number in range(30):
+        account.reserve(f"run{number}", planned, split=("", "s", "t")[number % 3])
+    read = account.holdings()
+    assert len({id(holding.entries) for holding in read.values()}) == 1
+    single = {run: replace(holding, entries=holding.entries[:1] + holding.entries[1:]) for run, holding in read.items()}
+    assert len({id(holding.entries) for holding in single.values()}) == 30
+    both = BranchMaximum(((STEP.with_count(20),), (gaussian(12.0, 10),)))
+    alone = BranchMaximum(((STEP.with_count(2),), (gaussian(12.0),)))
+    wanted = share(*[alone] * 10, both, both, total=20.0)
+    assert account.share_of(read) == pytest.approx(account.share_of(single), rel=1e-9) == pytest.approx(wanted)
+
+
+def test_of_many_runs_the_shares_in_between_are_left_out(account):
+    for number in range(60):
+        account.reserve(f"run{number}", [Entry(TRAINING_DATA, "training", PoissonGaussian(90.0 + number, 0.1))])
+    shown = [run["share_so_far"] for run in account.to_dict()["runs"]]
+    assert shown[:-1] == [None] * 59
+    assert shown[-1] == account.share()
+    assert "run59" in account.text()
+
+
 def test_a_run_does_not_change_its_split(account):
     account.reserve("a", plan(1), split="s")
     with pytest.raises(AccountingError, match="another split"):
@@ -197,6 +224,44 @@ def resumed(account, path, steps=100):
 
 def charge(ledger, steps=10):
     ledger.charge(TRAINING_DATA, "training", STEP.with_count(steps))
+
+
+def under(account, path, *, resume):
+    options = {"fingerprint": "f", "name": "run", "resume": resume}
+    return ledger_under(account.reserve("run", plan(100)), path, tuple(plan(100)), **options)
+
+
+def test_a_kill_before_the_account_is_noted_does_not_end_the_run(account, tmp_path, monkeypatch):
+    """Found by tests/faults/crash.py: the ledger was there, and not a word in it of the account."""
+    path = tmp_path / "ledger.jsonl"
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "note", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            under(account, path, resume=False)
+    ledger = under(account, path, resume=True)
+    assert ledger.notes == {"account": account.id}
+    charge(ledger)
+    ledger.close()
+    assert under(account, path, resume=True).charges == 1
+
+
+def test_a_run_that_charged_something_without_an_account_does_not_come_under_one(account, tmp_path):
+    ledger = Ledger(tuple(plan(100)), tmp_path / "ledger.jsonl", fingerprint="f", id="run")
+    charge(ledger)
+    ledger.close()
+    with pytest.raises(AccountingError, match="come further"):
+        under(account, tmp_path / "ledger.jsonl", resume=True)
+
+
+def test_what_killed_runs_left_beside_an_account_is_removed(account):
+    account.reserve("a", plan(1)).witness(("",), "head")
+    marks = account.path.with_name(account.path.name + ".runs")
+    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
+    host = f"{zlib.crc32(platform.node().encode()):08x}"
+    (marks / f".a.{host}-{gone.stdout.strip()}-00000000.tmp").write_text("he")
+    account.reserve("b", plan(1))
+    assert [path.name for path in marks.iterdir() if path.suffix == ".tmp"] == []
+    assert (marks / "a").read_text() == "head"
 
 
 @pytest.mark.parametrize("when", ["before the first charge", "in between", "at the end"])

@@ -77,6 +77,11 @@ def test_one_event_costs_what_the_accountants_say():
         assert epsilon_at([event], 1e-5) == pytest.approx(epsilon_bound([event], 1e-5, "pld").epsilon, abs=1e-3)
 
 
+def test_events_with_little_noise_of_different_amounts_compose():
+    events = [PoissonGaussian(0.4, 0.1, 3), PoissonGaussian(0.7, 0.2, 5)]
+    assert epsilon_at(events, 1e-5) == pytest.approx(epsilon_bound(events, 1e-5, "pld").epsilon, rel=0.03)
+
+
 @pytest.mark.parametrize("rate", [1.0, 0.3])
 def test_the_trade_off_is_exact_where_the_rates_are_known(rate):
     """With the true rates in place of bounds on them, the noise of the event comes out again."""

@@ -16,10 +16,10 @@ from cords_dp.planning import registered_mechanisms
 from cords_dp.planning.mechanism import register_mechanism, unregister_mechanism
 from cords_dp.selection import Pool
 from cords_dp.selection import releases as releases_module
-from cords_dp.selection.match import MatchSelector, Tilt
 from cords_dp.selection.releases import Releases
 from cords_dp.selection.scores import ScoredRecords
 from cords_dp.selection.threshold import ThresholdSelector
+from cords_dp.studies.match import MatchSelector, Tilt
 from cords_dp.training import step as engine
 from cords_dp.training import step as noisy_sum
 from cords_dp.training.gradients import mode as mode_module

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from builders import make_plan
 from dotmap import DotMap
 
 from cords_dp.auditing import canary_run
@@ -14,8 +15,6 @@ from cords_dp.config import config_for
 from cords_dp.errors import ConfigError
 from cords_dp.training import session as epochs
 from cords_dp.training.step import NoisySumOptimizer
-
-pytestmark = pytest.mark.slow  # whole audits, minutes of drawing
 
 
 def config(strategy="FullDP", **changes):
@@ -31,12 +30,13 @@ def failing(verdicts):
     return {(v.finding.target.split(": ")[-1], v.finding.kind) for v in verdicts if not v.passed}
 
 
-@pytest.mark.parametrize("strategy", ["FullDP", pytest.param("RandomDP", marks=pytest.mark.slow), "GLISTERDP"])
+@pytest.mark.parametrize("strategy", ["FullDP", "RandomDP", "GLISTERDP"])
 def test_sound_runs_pass(strategy):
     changes = {} if strategy == "FullDP" else {"dss_args": {"fraction": 0.5}}
     verdicts = audit(config(strategy, **changes))
     assert failing(verdicts) == set()
-    assert len(verdicts) == 6
+    assert len(verdicts) == 8
+    assert sum(v.finding.kind == "one run, f-DP" for v in verdicts) == 2
 
 
 def test_half_the_noise_is_caught(monkeypatch):
@@ -48,8 +48,22 @@ def test_half_the_noise_is_caught(monkeypatch):
 def test_a_run_without_noise_is_caught_by_guesses_alone(monkeypatch):
     real = NoisySumOptimizer._noise_like
     monkeypatch.setattr(NoisySumOptimizer, "_noise_like", lambda self, p: real(self, p) / 100)
-    caught = failing(audit(config(), count=500, epsilon=1.0))
-    assert {("steps", "one run, guesses"), ("final losses", "one run, guesses")} <= caught
+    caught = failing(audit(config(), count=1500, epsilon=1.0))
+    kinds = ("one run, guesses", "one run, f-DP")
+    assert {(what, kind) for what in ("steps", "final losses") for kind in kinds} <= caught
+
+
+def test_the_bound_on_the_curve_is_the_nearer_one():
+    """One run at a config's own ε; the same guesses, told as ε at the same δ. Both stay below their claims."""
+    by_kind = {v.finding.kind: v for v in audit(config(), count=1500, epsilon=8.0) if "final" not in v.finding.target}
+    pair, curve = by_kind["one run, guesses"], by_kind["one run, f-DP"]
+    assert pair.low / pair.finding.claimed < curve.low / curve.finding.claimed < 1
+
+
+def test_events_without_a_loss_distribution_have_no_mu():
+    sizes = {"n": 400, "k": 100, "n_validation": 50, "batch_size": 20, "epochs": 3, "select_every": 1}
+    assert canary_run._claimed_mu(make_plan(mechanism="exponential", greedy="RGreedy", **sizes)) is None
+    assert canary_run._claimed_mu(make_plan(mechanism="exponential", **sizes)) > 0.1
 
 
 def test_a_trainer_that_draws_more_often_than_charged_is_caught(monkeypatch):

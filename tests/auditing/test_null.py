@@ -8,8 +8,8 @@ from builders import CE, Net, data_of
 
 from cords_dp.auditing.null import NullRecords, without
 from cords_dp.selection import Pool, Records
-from cords_dp.selection.match import uniform_gradients
 from cords_dp.selection.scores import Score, score_records
+from cords_dp.studies.match import uniform_gradients
 
 
 def test_without_keeps_weights_and_chances():

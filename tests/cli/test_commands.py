@@ -19,7 +19,8 @@ from cords_dp.cli.installation import REQUIRED
 
 CONFIGS = REPOSITORY / "configs"
 COMMANDS = (
-    "run budget validate data sweep compare tune reproduce report audit account predict demo check gains completion"
+    "run budget validate data sweep compare tune reproduce report audit verify account predict threshold demo check "
+    "gains completion"
 )
 
 

@@ -11,8 +11,10 @@ import yaml
 from conftest import REPOSITORY
 
 from cords_dp.config import apply_override, load_config, to_plain
-from cords_dp.data.sources.adult import COLUMNS, SCHEMA
+from cords_dp.data.sources.table.schema import load_schema
 from cords_dp.errors import ConfigError, ConfigFileError, UnsupportedModelError
+from cords_dp.studies.adult import COLUMNS, SCHEMA
+from cords_dp.studies.randhie import SCHEMA as RANDHIE
 from cords_dp.training.resolve import resolve
 from cords_dp.training.trainer import TrainClassifier
 
@@ -26,7 +28,11 @@ def test_every_shipped_config_is_valid_and_short(path, tmp_path, monkeypatch):
     for name in ("adult.csv", "adult-test.csv"):  # the example of a table of one's own has to be there
         (tmp_path / "data" / name).write_text(",".join(COLUMNS) + "\n")
     shutil.copy(SCHEMA, tmp_path / "data")
-    monkeypatch.setattr("cords_dp.data.sources.adult._wheel", pytest.fail)
+    known = load_schema(str(RANDHIE))
+    names = [column.name for column in (*known.columns, known.target)]
+    (tmp_path / "data" / "randhie.csv").write_text(",".join([*names, *known.ignore]) + "\n")
+    shutil.copy(RANDHIE, tmp_path / "data")
+    monkeypatch.setattr("cords_dp.studies.adult._wheel", pytest.fail)
     resolve(load_config(path, ["privacy.accountant=rdp"]))
     assert len(path.read_text().splitlines()) <= 40
 
@@ -109,7 +115,8 @@ BAD = [
     ({"dss_args": {"compute_fraction": 0.5}}, "dss_args.compute_fraction"),
     ({"dss_args": {"mechanism": "exponential", "selection_type": "PerClass"}}, "dss_args.selection_type"),
     ({"dss_args": {"mechanism": "threshold", "selection_type": "PerBatch"}}, "dss_args.selection_type"),
-    ({"dataloader": {"batch_size": 400}}, "dataloader.batch_size"),
+    ({"dataloader": {"batch_size": 1300}}, "dataloader.batch_size"),
+    ({"dataset": {"validation_fraction": 1.0}}, "dataset.validation_fraction"),
     ({"dataloader": {"batch_size": 0}}, "dataloader.batch_size"),
     ({"dataset": {"name": "imagenet"}}, "dataset.name"),
     ({"dataset": {"name": "adult"}}, "dataset.name"),

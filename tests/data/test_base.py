@@ -81,13 +81,25 @@ def test_a_source_trains_and_its_private_sets_are_guarded(tmp_path):
     trainer = TrainClassifier(cfg)
     trainer.show_progress = False
     trainer.train()
-    assert trainer.plan.shape.n == 280  # 400 less a tenth less a fifth
+    assert (trainer.plan.shape.n, trainer.plan.shape.n_validation) == (320, 0)  # 400 less a fifth; nothing reads V
     assert trainer.model.input_norm == 1.0
-    x, y = trainer.data.train.batch(np.arange(280))
+    x, y = trainer.data.train.batch(np.arange(320))
     strange = torch.as_tensor(trainer.data.train.file_rows() % 10 == 0)
     assert torch.isnan(x[strange]).all()
     assert torch.isfinite(x[~strange]).all()
     assert set(y.tolist()) == {0, 1}
+
+
+def test_rows_of_a_validation_set_that_nothing_reads_are_in_d():
+    rows = split_rows(50, {"validation_fraction": 0.0}, np.random.default_rng(0))
+    assert [len(part) for part in rows] == [40, 0, 10]
+    assert sorted(np.concatenate(rows).tolist()) == list(range(50))
+    assert [len(part) for part in split_rows(50, {}, np.random.default_rng(0))] == [35, 5, 10]
+    with pytest.raises(DataError, match="too few"):
+        split_rows(9, {"test_fraction": 0.2}, np.random.default_rng(0))
+    check_split({"validation_path": "v.csv", "validation_fraction": 0.0})
+    with pytest.raises(ConfigError, match="a file of its own"):
+        check_split({"validation_path": "v.csv", "validation_fraction": 0.1})
 
 
 def test_keys_of_a_source_belong_to_it_alone():

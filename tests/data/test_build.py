@@ -13,13 +13,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from conftest import REPOSITORY
+from torch.utils.data import Subset, TensorDataset
 
 from cords_dp.cli import main
 from cords_dp.data import fetch
 from cords_dp.data.build import build_dataset, cut_classes, mild_imbalance
-from cords_dp.data.published import known_sizes
+from cords_dp.data.published import DATASETS, known_sizes, splits_off_validation
 from cords_dp.data.record_set import array_set
+from cords_dp.data.text_sets import TEXT_SETS
 from cords_dp.errors import ConfigError, DatasetUnavailableError
 
 
@@ -32,6 +35,50 @@ def build(name, seed=0, **section):
 def test_sizes_known_from_the_config_are_the_real_ones(name):
     splits = build(name)
     assert (len(splits.train), len(splits.validation)) == known_sizes({"dataset": {"name": name, "feature": "dss"}})
+
+
+@pytest.mark.parametrize("name", ["digits", "mnist", "cifar10", "cifar100", "tinyimagenet"])
+def test_a_share_of_nothing_leaves_all_published_training_records_in_d(name):
+    whole = known_sizes({"dataset": {"name": name, "feature": "dss", "validation_fraction": 0.0}})
+    assert whole == (DATASETS[name].num_train, 0)
+    if name == "digits":
+        splits, usual = build(name, validation_fraction=0.0), build(name)
+        assert sorted(splits.train.rows.tolist()) == list(range(1437))
+        assert set(usual.train.rows) | set(usual.validation.rows) == set(splits.train.rows)
+        assert (len(splits.validation), splits.validation.no_records()[0].shape) == (0, (0, 64))
+
+
+@pytest.mark.parametrize(("changes", "known"), [
+    ({}, True), ({"name": "synthetic"}, False), ({"name": "imdb"}, True), ({"name": "glue_sst2"}, False),
+    ({"name": "fashion-mnist"}, True), ({"name": "arrays"}, True), ({"name": "folder", "validation_path": "v"}, False),
+])  # fmt: skip
+def test_only_a_validation_set_that_is_split_off_can_be_trained_on(changes, known):
+    assert splits_off_validation({"dataset": {"name": "digits", **changes}}) is known
+
+
+def test_a_set_that_cords_has_split_is_put_together_again(monkeypatch):
+    x = torch.arange(10.0)[:, None]
+    everything = TensorDataset(x, torch.arange(10) % 2)
+    parts = Subset(everything, [3, 4, 5, 6, 7, 8, 9]), Subset(everything, [0, 1, 2]), everything
+    monkeypatch.setattr("cords_dp.cords.gen_dataset", lambda *_, **__: (*parts, 2))
+    assert [len(part) for part in build("fashion-mnist")[:2]] == [7, 3]
+    splits = build("fashion-mnist", validation_fraction=0.0)
+    assert sorted(float(splits.train[i][0]) for i in range(10)) == list(range(10))
+    assert len(splits.validation) == 0
+    assert splits.validation.no_records()[0].shape == (0, 1)
+
+
+def test_sentences_are_split_off_by_the_share_that_is_asked_for(monkeypatch, tmp_path):
+    (tmp_path / "glove.6B.50d.txt").write_text("a 0\nb 0\n")
+    records = [("a b", 0), ("b", 1)] * 10
+    known = TEXT_SETS["imdb"]._replace(read=lambda *_: {"train": records, "test": records[:4]})
+    monkeypatch.setitem(TEXT_SETS, "imdb", known)
+    section = {"weight_path": str(tmp_path), "wordvec_dim": 50}
+    sizes = [
+        tuple(len(part) for part in build("imdb", **section, **changes)[:2])
+        for changes in ({}, {"validation_fraction": 0.3}, {"validation_fraction": 0.0})
+    ]
+    assert sizes == [(18, 2), (14, 6), (20, 0)]
 
 
 def test_settings_can_be_chosen_without_the_published_test_set():

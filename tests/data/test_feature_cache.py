@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import stat
 
 import numpy as np
@@ -46,6 +47,25 @@ def test_an_interrupted_extraction_goes_on(dataset, tmp_path):
     torch.testing.assert_close(x, Doubled()(dataset.batch(range(20))[0]))
     assert not list(tmp_path.glob("*.part"))
     assert not list(tmp_path.glob("*.rows"))
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_full_disk_is_an_error_before_the_first_row_and_no_bus_error_later(dataset, tmp_path, monkeypatch, kept):
+    """A mapped file has holes until it is written to: its room is taken at once."""
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr("os.posix_fallocate", lambda *_: (_ for _ in ()).throw(full))
+    with pytest.raises(OSError, match="No space left"):
+        with_features(dataset, Doubled(fail_after=0), tmp_path if kept else None, progress=False)
+    assert not list(tmp_path.glob("*.part"))
+    monkeypatch.undo()
+    assert with_features(dataset, Doubled(), tmp_path, progress=False).batch([19])[0].shape == (1, 2, 3)
+
+
+def test_the_room_of_a_mapped_file_is_taken(dataset, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        with_features(dataset, Doubled(fail_after=0), tmp_path, progress=False)
+    (part,) = tmp_path.glob("*.part")
+    assert part.stat().st_blocks * 512 >= part.stat().st_size
 
 
 @pytest.mark.parametrize("damage", ["rows", "part", "short"])

@@ -454,7 +454,8 @@ def trained(config):
 def test_a_csv_file_trains_with_a_planned_learning_rate(tmp_path, strategy):
     trainer = trained(training(tmp_path, strategy))
     assert trainer.history.last("tst_acc") > 0.8
-    assert trainer.plan.shape.n == 1050
+    shape = trainer.plan.shape  # a fifth is for testing; of the others a tenth of the file where V is read
+    assert (shape.n, shape.n_validation) == ((1200, 0) if strategy == "FullDP" else (1050, 150))
     assert trainer.plan.spent(trainer.ledger).epsilon <= 3.0
 
 
@@ -467,7 +468,7 @@ def test_a_regression_on_a_numeric_target(tmp_path):
     schema["columns"]["income"] = {"categories": ["low", "high"]}
     dataset = dict(schema=schema, target="age")
     config = training(tmp_path, dataset=dataset, loss={"type": "MeanSquaredLoss"})
-    assert trained(config).history.last("tst_loss") < 0.33  # of a constant prediction
+    assert trained(config).history.last("tst_rmse") < 28.8  # of a constant prediction, in years; released with noise
     with pytest.raises(ConfigError, match=r"loss\.type.*MeanSquaredLoss"):
         trained(training(tmp_path, dataset=dataset))
     with pytest.raises(ConfigError, match="labels of table are classes"):

@@ -107,7 +107,7 @@ def test_dates_are_trained_on_and_predicted(make_config, tmp_path):
     days = [datetime.date(2020, 1, 1) + datetime.timedelta(days=i % 366) for i in range(1500)]
     lines = [f"{day},{'yes' if day.month > 6 else 'no'}" for day in days]
     (tmp_path / "t.csv").write_text("seen,ill\n" + "\n".join(lines) + "\n")
-    section = {"path": str(tmp_path / "t.csv"), "schema": PLAIN, "datadir": str(tmp_path)}
+    section = {"path": str(tmp_path / "t.csv"), "schema": PLAIN, "datadir": str(tmp_path), "test": "public"}
     config = make_config("FullDP", "table", dataset=section, privacy={"epsilon": 8.0})
     assert run_experiment(config, tmp_path / "run", progress=False).accuracy > 0.9
     (tmp_path / "new.csv").write_text("seen\n2020-02-01\n2020-11-01\n")

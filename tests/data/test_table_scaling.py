@@ -14,6 +14,7 @@ from scipy import stats
 
 from cords_dp.accounting import TRAINING_DATA, Ledger, epsilon_bound
 from cords_dp.config import config_for
+from cords_dp.data.owners import Owners
 from cords_dp.data.record_set import RecordSet
 from cords_dp.data.sources.base import find_source
 from cords_dp.data.sources.table import scaling
@@ -55,6 +56,22 @@ def test_one_record_moves_the_sum_by_no_more_than_the_sensitivity(age, wage, lab
     assert np.linalg.norm(part) <= scaling.sensitivity(2) * (1 + 1e-12)
     if label == NO_CLASS:
         assert not part.any()
+
+
+def test_an_owner_moves_the_sum_by_no_more_than_a_record_did():
+    """All records of owner 1 are at the ends of the range: added up they would move it five times as far."""
+    codes = np.array([0, 1, 1, 1, 2, 1, 1, 2])
+    records = dataset(np.where(codes[:, None] == 1, 1.0, 0.3) * np.ones((8, 2)), [0, 1] * 4)
+    records.owners = Owners(codes, 3)
+    whole = scaling.sums(records)
+    for owner in range(3):
+        moved = np.linalg.norm(whole - scaling.sums(without_owner(records, owner)))
+        assert moved <= scaling.sensitivity(2) * (1 + 1e-12)
+    assert np.linalg.norm(whole - scaling.sums(without_owner(records, 1))) == pytest.approx(scaling.sensitivity(2))
+
+
+def without_owner(records, owner):
+    return records.at(np.flatnonzero(records.owners.codes != owner))
 
 
 def test_the_sensitivity_is_reached():

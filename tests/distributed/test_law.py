@@ -17,7 +17,7 @@ from cords_dp.processes import World, current_world
 from cords_dp.selection import Records, SelectionContext
 from cords_dp.selection.releases import Releases
 from cords_dp.selection.session import Selections
-from cords_dp.training import poisson
+from cords_dp.training import poisson, private_test
 from cords_dp.training import session as stepping
 from cords_dp.training.trainer import TrainClassifier
 
@@ -249,3 +249,23 @@ def test_processes_that_were_given_different_configs_are_refused(changes, make_c
 
     with pytest.raises(MechanismError, match="disagree about config or data"):
         together(monkeypatch, 2, work)
+
+
+def test_ranks_release_the_test_set_together_with_noise_once(make_config, monkeypatch):
+    """Every rank adds up its own test records; all get one vector, whose noise is that of one process."""
+    changes = {"dataset": {"test": "private"}, "train_args": {"num_epochs": 1, "seed": 0}}
+
+    def work(rank):
+        trainer = TrainClassifier(make_config("FullDP", **changes))
+        trainer.show_progress = False
+        trainer.train()
+        own = private_test.test_sum(trainer.session, trainer.in_unit)
+        return trainer.tested.vector, own, len(trainer.session.data.test), trainer.plan
+
+    ranks = together(monkeypatch, 2, work)
+    (released, first, *_), (other, second, *_) = ranks
+    plan = ranks[0][3]
+    assert ranks[0][2] + ranks[1][2] == plan.shape.n_test == 360
+    np.testing.assert_array_equal(released, other)
+    noise = (released - first - second) / plan.sigma_test
+    assert stats.kstest(noise, "norm").pvalue > 1e-4

@@ -50,7 +50,7 @@ def first_fit():
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("epsilon", [8.0, None])
+@pytest.mark.parametrize("epsilon", [8.0, pytest.param(None, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", CONTRADICTIONS)
 def test_scikit_learn_s_contract_but_for_what_contradicts_privacy(kind, epsilon):
     """Without noise all that compares two fits holds, so it is noise alone that contradicts those checks."""
@@ -351,3 +351,23 @@ def test_y_is_needed_and_as_long_as_x():
         quick().fit(blobs(20)[0], None)
     with pytest.raises(DataError, match="20 records and y 10"):
         quick().fit(blobs(20)[0], blobs(10)[1])
+
+
+def test_a_threshold_decides_between_two_classes():
+    X = np.random.default_rng(0).normal(size=(300, 3))
+    y = (X[:, 0] > 0).astype(int)
+    model = PrivateClassifier(epsilon=8.0, classes=[0, 1], bounds=(-4, 4), num_epochs=2).fit(X, y)
+    positive = model.predict_proba(X)[:, 1]
+    assert np.array_equal(model.predict(X, threshold=0.3), (positive >= 0.3).astype(int))
+    assert np.array_equal(model.predict(X), (positive > 0.5).astype(int))
+    with pytest.raises(ConfigError, match="probability"):
+        model.predict(X, threshold=1.5)
+    three = PrivateClassifier(epsilon=8.0, classes=[0, 1, 2], bounds=(-4, 4), num_epochs=1).fit(X, y)
+    with pytest.raises(ConfigError, match="two classes"):
+        three.predict(X, threshold=0.5)
+
+
+def test_a_statement_speaks_of_no_test_set_where_none_is_shown():
+    X = np.random.default_rng(0).normal(size=(200, 3))
+    model = PrivateClassifier(epsilon=1.0, classes=[0, 1], bounds=(-4, 4), num_epochs=1).fit(X, (X[:, 0] > 0) * 1)
+    assert "test set" not in model.privacy_.statement

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from frames import SCHEMA, blobs, patients, quick
+from sklearn.base import is_classifier, is_regressor
 
 from cords_dp import PrivateRegressor, PrivateTuning, load_model
 from cords_dp.accounting import Account
@@ -75,9 +76,33 @@ def test_what_trials_are_tested_on_is_made_up(kind, tmp_path):
     assert len(splits.train) + len(splits.validation) == 50
 
 
+def test_trials_are_compared_by_any_metric():
+    X, y = patients(900)
+    estimator = quick(20.0, schema=SCHEMA, validation_fraction=0.4)
+    tuned = PrivateTuning(estimator, {"lr": [0.5, 1.0]}, trials=1.5, metric="auc").fit(X, y)
+    assert 0 <= tuned.best_score_ <= 1
+    assert "score histograms" in tuned.privacy_.statement
+    assert is_classifier(tuned)
+
+
+def test_a_regression_is_tuned_by_its_error():
+    X, _ = patients(900)
+    cost = pd.Series(X["age"] * 10 + 5, name="cost")
+    schema = {**SCHEMA, "target": {"name": "cost", "range": [0, 1100]}}
+    estimator = PrivateRegressor(3.0, schema=schema, num_epochs=3, config={"privacy": {"accountant": "rdp"}})
+    tuned = PrivateTuning(estimator, {"lr": [0.5, 1.0]}, trials=1.5).fit(X, cost)
+    assert tuned.predict(X).shape == (900,)
+    assert is_regressor(tuned)
+    assert not hasattr(tuned, "classes_")
+
+
 def test_what_cannot_be_tuned_is_refused():
     X, y = blobs(60)
-    with pytest.raises(ConfigError, match="PrivateClassifier with a budget"):
-        PrivateTuning(PrivateRegressor(), SEARCH).fit(X, y)
+    with pytest.raises(ConfigError, match="with a budget"):
+        PrivateTuning(quick(None, data_norm=5.0), SEARCH).fit(X, y)
+    with pytest.raises(ConfigError, match="DataFrame with a schema"):
+        PrivateTuning(PrivateRegressor(data_norm=5.0), SEARCH).fit(X, y.astype(float))
+    with pytest.raises(ConfigError, match="--metric"):
+        PrivateTuning(quick(3.0, data_norm=5.0, classes=[0, 1]), SEARCH, metric="rmse").fit(X, y)
     with pytest.raises(ConfigError, match="search"):
         PrivateTuning(quick(3.0, data_norm=5.0), {"epsilon": [1, 2]}).fit(pd.DataFrame(X), y)

@@ -1,6 +1,7 @@
-"""Runs that are killed with SIGKILL again and again, and resumed until they end.
+"""Runs, sweeps, tunings, accounts and caches that are killed with SIGKILL again and again, and resumed until they end.
 
-``python tests/faults/crash.py --case match --kills 10 --seed 0`` prints one JSON line per run. Each attempt is a forked
+``python tests/faults/crash.py --case match --kills 10 --seed 0`` prints one JSON line per run, and how many kills there
+were in all; `crash_works` has what is no run. Each attempt is a forked
 child that calls the command line's own entry; this process has imported everything before, so that a hundred attempts
 take minutes. A child is killed from here at a random time, or kills itself at the n-th call of a function of the
 package (`MOMENTS`), before it, after it or in the middle of its write. The package itself knows nothing of this.
@@ -19,11 +20,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
-sys.path.insert(0, str(REPOSITORY))  # this tree, whatever is installed
+sys.path[:0] = [str(REPOSITORY), str(Path(__file__).resolve().parent)]  # this tree, whatever is installed
+
+from crash_works import WORKS  # noqa: E402 - a script beside it
+
 CASES = {
     "FullDP": ("full_dp_digits.py", []),
     "RandomDP": ("random_dp_digits.py", ["dss_args.fraction=0.3"]),
@@ -128,6 +133,9 @@ MOMENTS = [
 ]  # fmt: skip
 
 
+WRITES = [(what, when) for what, when in MOMENTS if what in ("append", "replace", "fsync")]
+
+
 def arm(what: str, when: str, nth: int) -> None:
     owner, name = _targets()[what]
     function = getattr(owner, name)
@@ -138,20 +146,18 @@ def arm(what: str, when: str, nth: int) -> None:
 # --- one attempt -----------------------------------------------------------------------------------
 
 
-def attempt(case: str, out: Path, *, resume: bool, moment: tuple[str, str, int] | None, delay: float | None) -> int:
-    """Exit code of a child, or -9 where it was killed. Its output is in ``out/../output.txt``."""
+def attempt(enter: Callable[[], int], output: Path, *, moment: tuple[str, str, int] | None, delay: float | None) -> int:
+    """Exit code of a child that does ``enter``, or -9 where it was killed. Its output is in the file ``output``."""
     child = os.fork()
     if child == 0:
         code = 70
         try:
-            with open(out.parent / "output.txt", "a") as log:
+            with open(output, "a") as log:
                 os.dup2(log.fileno(), 1)
                 os.dup2(log.fileno(), 2)
             if moment is not None:
                 arm(*moment)
-            from cords_dp.cli import run_main
-
-            code = run_main(arguments(case, out, resume=resume))
+            code = enter()
         except BaseException:
             import traceback
 
@@ -172,7 +178,7 @@ def attempt(case: str, out: Path, *, resume: bool, moment: tuple[str, str, int] 
             os.kill(child, signal.SIGKILL)
             if now > deadline:
                 os.waitpid(child, 0)
-                raise TimeoutError(f"an attempt of {case} hung")
+                raise TimeoutError(f"an attempt hung: {output}")
             kill_at = None
         time.sleep(0.01)
 
@@ -245,6 +251,8 @@ def leftovers(out: Path) -> list[str]:
 
 def crash_run(case: str, rng: random.Random, folder: Path, *, kills: int, fixed: str | None = None) -> dict[str, Any]:
     """One run with up to ``kills`` kills. Returns what happened; ``problems`` is empty where everything held."""
+    from cords_dp.cli import run_main
+
     out = folder / "run"
     problems: list[str] = []
     history: list[str] = []
@@ -263,7 +271,8 @@ def crash_run(case: str, rng: random.Random, folder: Path, *, kills: int, fixed:
             else:
                 delay = rng.uniform(0.05, 6.0)
                 history.append(f"{delay:.2f} s")
-        code = attempt(case, out, resume=resume, moment=moment, delay=delay)
+        entry = partial(run_main, arguments(case, out, resume=resume))
+        code = attempt(entry, folder / "output.txt", moment=moment, delay=delay)
         resume = True
         if code != -9:
             history.append(f"exit {code}")
@@ -309,9 +318,33 @@ def crash_run(case: str, rng: random.Random, folder: Path, *, kills: int, fixed:
     }  # fmt: skip
 
 
+def crash_work(case: str, rng: random.Random, folder: Path, *, kills: int) -> dict[str, Any]:
+    """One of `crash_works` with up to ``kills`` kills, as `crash_run`."""
+    work, problems, history = WORKS[case](folder), list[str](), list[str]()
+    killed, code = 0, -9
+    for number in range(kills + 1):
+        moment = delay = None
+        if number < kills and rng.random() < 0.5:
+            moment = (*rng.choice(WRITES), rng.choice([1, 1, 2, 3, 5, 8, 13, 21]))
+            history.append("{} {} {}".format(*moment))
+        elif number < kills:
+            delay = rng.uniform(0.02, work.longest)
+            history.append(f"{delay:.2f} s")
+        code = attempt(work.enter, folder / "output.txt", moment=moment, delay=delay)
+        if code != -9:
+            history.append(f"exit {code}")
+            break
+        killed += 1
+        problems += work.after_kill()
+    output = (folder / "output.txt").read_text().strip().splitlines()
+    problems += work.at_end() if code == 0 else [f"exit {code}: {output[-1] if output else ''}"]
+    problems += [f"left behind: {left}"] if (left := leftovers(folder)) else []
+    return {"case": case, "kills": killed, "history": history, "problems": problems}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--case", action="append", choices=list(CASES))
+    parser.add_argument("--case", action="append", choices=[*CASES, *WORKS])
     parser.add_argument("--kills", type=int, default=10, help="stop after so many kills in all")
     parser.add_argument("--per-run", type=int, default=2, help="at most so many kills of one run")
     parser.add_argument("--moment", action="append", help="kill one run at each of these instead: 'charge after 2'")
@@ -329,8 +362,8 @@ def main() -> int:
 
     assert Path(cords_dp.__file__).is_relative_to(REPOSITORY)
 
-    rng, killed, runs = random.Random(args.seed), 0, 0
-    cases = args.case or list(CASES)
+    rng, killed, runs, broken = random.Random(args.seed), 0, 0, 0
+    cases = args.case or [*CASES, *WORKS]
     for case, moment in ((case, moment) for case in cases for moment in args.moment or ()):
         with tempfile.TemporaryDirectory(prefix="crash-") as folder:
             print(json.dumps(crash_run(case, rng, Path(folder), kills=1, fixed=moment)), flush=True)
@@ -339,11 +372,13 @@ def main() -> int:
     while killed < args.kills:
         case = cases[runs % len(cases)]
         with tempfile.TemporaryDirectory(prefix="crash-") as folder:
-            result = crash_run(case, rng, Path(folder), kills=rng.randint(1, args.per_run))
-        killed, runs = killed + result["kills"], runs + 1
+            crash = crash_work if case in WORKS else crash_run
+            result = crash(case, rng, Path(folder), kills=rng.randint(1, args.per_run))
+        killed, runs, broken = killed + result["kills"], runs + 1, broken + bool(result["problems"])
         print(json.dumps(result), flush=True)
         if runs > 3 * args.kills + 10:
             break
+    print(f"{killed} kills of {runs} works (seed {args.seed}): {broken} with a problem", file=sys.stderr)
     return 0
 
 

@@ -20,7 +20,7 @@ from cords_dp.data.handed_over import (
 from cords_dp.data.record_set import ClassTarget, Splits, array_set, records_at
 from cords_dp.errors import AccountingError, ConfigError, CordsDPError, DataError
 from cords_dp.models.build import check_input, register_model
-from cords_dp.selection.match import uniform_gradients
+from cords_dp.studies.match import uniform_gradients
 from cords_dp.training.trainer import TrainClassifier
 
 MARK = 12345.678

@@ -199,8 +199,8 @@ def test_the_report_and_the_page_tell_nothing(make_config, tmp_path, watch, caps
     from cords_dp.report.page import write_page
     from cords_dp.runs import run as experiment
 
-    monkeypatch.setattr("cords_dp.training.trainer.build_dataset", lambda *_: marked_splits())
-    monkeypatch.setattr("cords_dp.training.trainer.known_sizes", lambda *_: (600, 150))
+    monkeypatch.setattr("cords_dp.training.preparing.build_dataset", lambda *_: marked_splits())
+    monkeypatch.setattr("cords_dp.training.preparing.known_sizes", lambda *_: (600, 150))
     monkeypatch.setattr("cords_dp.training.resolve.known_sizes", lambda *_: (600, 150))
     cfg = make_config(strategy, model={"architecture": "LeakNet"}, ckpt={"is_save": True, "save_every": 1},
                       train_args={"num_epochs": 2, "print_every": 1}, privacy={"epsilon": 8.0},
@@ -212,7 +212,8 @@ def test_the_report_and_the_page_tell_nothing(make_config, tmp_path, watch, caps
     out = tmp_path / "out"
     monkeypatch.setattr("cords_dp.training.resolve.check_model", lambda *_, **__: None)
     # the synthetic set has ten features and two classes, ours six and three
-    monkeypatch.setattr("cords_dp.training.trainer.check_input", lambda *_: None)
+    monkeypatch.setattr("cords_dp.training.preparing.check_input", lambda *_: None)
+    monkeypatch.setattr("cords_dp.training.handover.public_facts", lambda *_: None)
     monkeypatch.setattr("cords_dp.training.trainer.build_model", lambda *_, **__: Net(classes=3))
     experiment.run_experiment(cfg, out)
     page = write_page(out)

@@ -134,6 +134,7 @@ def test_a_head_on_leaves_reads_images_and_ready_features():
     assert model.input_norm == pytest.approx(ready.norm(dim=1).max().item(), rel=1e-4)
 
 
+@pytest.mark.slow  # seven seconds
 def test_the_preset_of_cifar100_trains_on_images_of_its_shape(tmp_path):
     """No registry has CIFAR-100: made-up images of its shape and its hundred classes take its place."""
     images, labels = dead_leaves(160, (3, 32, 32), seed=4), torch.arange(160) % 100

@@ -49,8 +49,8 @@ def arrays_run(tmp_path_factory):
     root = tmp_path_factory.mktemp("arrays")
     x, y = digits()
     np.savez(root / "digits.npz", x_train=x[:1400], y_train=y[:1400], x_test=x[1400:], y_test=y[1400:])
-    run_experiment(config("arrays", root, {"path": str(root / "digits.npz"), "classes": NAMES}), root / "run",
-                   progress=False)  # fmt: skip
+    run_experiment(config("arrays", root, {"path": str(root / "digits.npz"), "classes": NAMES, "test": "public"}),
+                   root / "run", progress=False)  # fmt: skip
     return root
 
 

@@ -127,7 +127,7 @@ def test_from_a_file_of_texts_to_predictions(tmp_path):
     names[5] = "no class"
     path = write_csv(tmp_path / "texts.csv", texts, names)
     model = write_model(tmp_path / "model")
-    cfg = config(tmp_path, model, path=path, classes=["food", "sport"], max_length=64)
+    cfg = config(tmp_path, model, path=path, classes=["food", "sport"], max_length=64, test="public")
     result = run_experiment(cfg, tmp_path / "run", progress=False)
     assert result.accuracy > 0.9
     loaded = load_model(tmp_path / "run")

@@ -41,9 +41,9 @@ MECHANISM, BAD_DATA = "planning/test_mechanism.py::", "faults/test_bad_data.py::
 ACCOUNT, ACCOUNTS = "accounting/test_account.py::", "training/test_accounts.py::"
 KILLERS, REPLAY = "mutants/test_killers.py::", "replay/test_replay.py::"
 PLAN, LEDGER, JOURNAL = "planning/test_plan.py::", "accounting/test_ledger.py::", "accounting/test_journal.py::"
-LABELS, NULL = "selection/test_labels.py::", "auditing/test_null.py::"
-LIKELIHOOD = "selection/test_likelihood.py::"
-MATCH, THRESHOLD = "selection/test_match.py::", "selection/test_threshold.py::"
+LABELS, NULL = "studies/test_labels.py::", "auditing/test_null.py::"
+ALIGN, LIKELIHOOD = "selection/test_align.py::", "selection/test_likelihood.py::"
+MATCH, THRESHOLD = "studies/test_match.py::", "selection/test_threshold.py::"
 GLISTER, PICKS = "selection/test_exponential.py::", "noise/test_exponential.py::"
 REPEAT, TUNING = "accounting/test_repeat.py::", "tuning/test_plan.py::"
 TUNE, LOOP = "tuning/test_tune.py::", "training/test_loop.py::"
@@ -359,7 +359,7 @@ _BOOKKEEPING = [
     ),
     _mutant(
         "not-finite-kept", "book-keeping multiplies records that are not finite by 0",
-        ("kept = None if bool(finite.all()) else finite", "kept = None"),
+        ("        kept = None if bool(finite.all()) else finite", "        kept = None"),
         BOOK + "test_a_record_that_is_not_finite_contributes_nothing_and_spoils_nothing",
     ),
     _mutant(
@@ -398,7 +398,10 @@ _BOOKKEEPING = [
 ]  # fmt: skip
 
 _DRAWN = "drawn = np.flatnonzero(rng.random(len(pool)) < rates)"
-_LOOP = f"    for _ in range(steps):\n        {_DRAWN}\n"
+_LOOP = f"""    for _ in range(steps):
+        whose = None if draw is None else draw.once(rate, rng)
+        {_DRAWN} if whose is None else whose.records
+"""
 _HANDED_OVER = [
     _mutant(
         "unreadable-record-ends-the-run", "a record that cannot be read ends the run, with its reader's words",
@@ -442,8 +445,7 @@ _HANDED_OVER = [
     ),
     _mutant(
         "shared-records", "a record in D and in V pays once",
-        ("            refuse_shared_records(data, validation_is_read=self.plan.validation_is_read)\n",
-         "            pass\n"),
+        ("        refuse_shared_records(given, validation_is_read=plan.validation_is_read)\n", "        pass\n"),
         BAD_DATA + "test_a_trainer_refuses_sets_that_share_records_before_anything_is_spent",
     ),
     _mutant(
@@ -827,21 +829,50 @@ _SELECTION = [
     _mutant(
         "align-by-the-exact-table", "align releases a noisy table and sets chances by the exact one",
         ("            self._look(on_d, on_v, sigma_d, sigma_v)\n",
-         "            self._look(self._table(kinds, groups), on_v, sigma_d, sigma_v)\n"),
+         "            self._look(self._table(kinds, self.context.training.masses, groups), on_v, sigma_d, sigma_v)\n"),
         REPLAY + "test_equal_releases_give_everyone_else_the_same_place[align]",
     ),
     _mutant(
         "likelihood-by-the-exact-table", "the likelihood of D's labels is learnt from the exact table",
         ("        return self._pool(kinds, predicted)\n\n    def state",
          "        if groups > 1:\n"
-         "            self._given = of_tables(self._table(kinds, groups), on_v, sigma_d, sigma_v)\n"
+         "            exact = self._table(kinds, self.context.training.masses, groups)\n"
+         "            self._given = of_tables(exact, on_v, sigma_d, sigma_v)\n"
          "        return self._pool(kinds, predicted)\n\n    def state"),
         REPLAY + "test_equal_releases_give_everyone_else_the_same_place[align]",
+    ),
+    _mutant(
+        "sampling-errors-are-moves", "what V's few records show by chance counts as moved labels",
+        ("    return np.sqrt(sigma_d**2 + (sigma_v * rows_d / rows_v) ** 2 + sampling)\n",
+         "    return np.full_like(sampling, 2 / 3 * sigma_d)\n"),
+        LIKELIHOOD + "test_what_sampling_explains_is_no_move",
+    ),
+    _mutant(
+        "random-labels-are-moves", "labels drawn at random are taken for labels moved to another class",
+        ("    least = _NOISY * sigma_d if", "    least = _VISIBLE * _deviation(on_d, on_v, sigma_d, sigma_v) if"),
+        LIKELIHOOD + "test_labels_drawn_at_random_are_told_from_moved_ones",
+    ),
+    _mutant(
+        "chance-is-a-difference", "a third of all worlds in which nothing differs count as shifted",
+        (").sum()) - chance) / max(", ").sum())) / max("),
+        ALIGN + "test_shares_that_differ_by_chance_alone_have_ratio_one_mostly",
+    ),
+    _mutant(
+        "batch-larger-than-its-pool", "a batch may be larger than the subset that it is drawn from: a rate above 1",
+        ("    if batch_size > pool:\n", "    if batch_size > n:\n"),
+        PLAN + "test_a_batch_may_exceed_k_where_steps_draw_from_all_records",
     ),
     _mutant(
         "likelihood-normalised-over-the-batch", "a record's loss depends on the other records of its batch",
         ("return (shown - seen) * (targets >= 0)", "return (shown - seen.mean()) * (targets >= 0)"),
         LIKELIHOOD + "test_a_record_changes_no_other_records_loss",
+    ),
+    _mutant(
+        "forward-by-the-exact-table", "the forward correction is learnt from the exact table",
+        ("            self._labels_of = label_given_class(on_d, on_v, *noises)\n",
+         "            exact = self._table(self.context.training, weights)\n"
+         "            self._labels_of = label_given_class(exact, on_v, *noises)\n"),
+        REPLAY + "test_equal_releases_give_everyone_else_the_same_place[forward_correction]",
     ),
     _mutant(
         "likelihood-forgotten-on-resume", "a resumed run trains with the plain loss until the next look",
@@ -888,8 +919,7 @@ _ACCOUNTING = [
     ),
     _mutant(
         "v-left-out-of-the-total", "the ε of a run is D's, although V's is larger",
-        ("return max(b.epsilon for b in (self.training_data, self.validation_data) if b is not None)",
-         "return self.training_data.epsilon"),
+        ("return max(bound.epsilon for bound in self.of_sets.values())", "return self.training_data.epsilon"),
         KILLERS + "test_the_total_is_the_larger_of_d_and_v",
     ),
     _mutant(
@@ -938,7 +968,7 @@ _ACCOUNTING = [
     ),
     _mutant(
         "group-in-d-alone", "a person's records are looked for in D alone",
-        ("range(size, -1, -1)] if on_d and on_v", "(size,)] if on_d and on_v"),
+        ("[way for way in ways if sum(way) == size]", "[way for way in ways if way[0] == size]"),
         "accounting/test_group.py::test_the_worst_way_to_lie_in_d_and_v_counts",
     ),
     _mutant(
@@ -1068,8 +1098,14 @@ _ACCOUNTING = [
         KILLERS + "test_the_orders_of_the_filter_share_delta",
     ),
     _mutant(
+        "account-equal-once", "an account counts equal plans of several runs once",
+        ("        equal.setdefault((holding.split, id(holding.entries)), []).append(holding)\n",
+         "        equal[holding.split, id(holding.entries)] = [holding]\n"),
+        ACCOUNT + "test_equal_plans_are_added_up_as_single_ones_are",
+    ),
+    _mutant(
         "account-forgets-v", "of runs that read D and V an account counts one side",
-        ("sides[0] if len(sides) == 1 else [BranchMaximum(sides)] if sides else []", "sides[0] if sides else []"),
+        ("    if len(sides) > 1:\n        return [BranchMaximum(", "    if False:\n        return [BranchMaximum("),
         KILLERS + "test_an_account_counts_the_side_that_costs_more",
     ),
 ]  # fmt: skip
@@ -1102,13 +1138,12 @@ _LEAKS = [
     ),
     _mutant(
         "exact-metrics-logged", "exact losses of private records are logged",
-        ("exact metrics of private records: %s.\", dropped)\n    return kept\n",
-         "exact metrics of private records: %s.\", dropped)\n    return list(wanted)\n"),
+        ("when the run ends.\")\n    return kept\n", "when the run ends.\")\n    return list(wanted)\n"),
         KILLERS + "test_exact_metrics_of_private_records_are_not_logged",
     ),
     _mutant(
         "private-name-for-anyone", "a strategy that is not private registers under a private name",
-        ('if not private and (key.endswith("dp") or (known is not None and known.private)):', "if False:"),
+        ("if not private and (_promises_privacy(name) or (known is not None and known.private)):", "if False:"),
         "training/test_strategies.py::test_a_private_name_is_never_given_to_a_strategy_that_is_not",
     ),
     _mutant(
@@ -1135,6 +1170,11 @@ _LEAKS = [
         "labels-by-row", "a published subset of a folder tells labels by the order of its files",
         ('_SORTED_BY_CLASS = {"folder", "tinyimagenet"}', "_SORTED_BY_CLASS = set()"),
         "runs/test_run.py::test_a_subset_of_a_folder_by_class_is_not_published",
+    ),
+    _mutant(
+        "labels-by-class-folder", "rows of a set that was stored from class folders are published: they tell labels",
+        ("        return BY_CLASS in stored.files\n", "        return False\n"),
+        "data/test_class_folders.py::test_rows_in_the_order_of_the_classes_are_not_published",
     ),
     _mutant(
         "labels-by-imbalance", "published rows tell labels where D is what an imbalance has left of a published set",
@@ -1426,8 +1466,8 @@ _FROZEN = [
     ),
     _mutant(
         "cache-for-everyone", "features of private records can be read by every user of the machine",
-        ("os.open(self._part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)",
-         "os.open(self._part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)"),
+        ("os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)",
+         "os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)"),
         FEATURES + "test_a_cache_is_for_its_owner_and_says_so",
     ),
     _mutant(
@@ -1528,9 +1568,170 @@ _STATEMENT = [
     ),
 ]  # fmt: skip
 
+VERIFY = "test_verify.py::"
+_VERIFY = [
+    _mutant(
+        "verify-one-direction", "verify leaves out the direction in which the record is present",
+        ("for way in (PRESENT, ABSENT))", "for way in (ABSENT,))"),
+        VERIFY + "test_epsilon_is_the_package_s_own[1.0-rare]",
+    ),
+    _mutant(
+        "verify-best-branch", "verify takes the smallest profile of the branches",
+        ("lambda e: np.max([b.get_delta_for_epsilon(e)", "lambda e: np.min([b.get_delta_for_epsilon(e)"),
+        VERIFY + "test_a_choice_between_branches_costs_the_worst_at_every_epsilon",
+    ),
+    _mutant(
+        "verify-any-end", "verify does not compare the journal's end with the statement",
+        ('* (self.head != self.ledger["head"])', "* 0"),
+        VERIFY + "test_a_missing_entry_is_named_where_the_chain_was_made_to_fit",
+    ),
+    _mutant(
+        "verify-any-model", "verify does not compare digests of model and config",
+        ('_digest(self.folder / about["file"]) == about["sha256"]', "True"),
+        VERIFY + "test_a_swapped_model_is_named",
+    ),
+    _mutant(
+        "mu-up-to-a-thousandth", "μ of Gaussian DP leaves out a thousandth of δ",
+        ("deltas[start:] - SLACK", "deltas[start:] - 1e-3"),
+        "accounting/test_trade_off.py::test_the_gaussian_mechanism_has_its_own_mu_and_no_regret[1.0-1]",
+    ),
+]  # fmt: skip
+
+OWNED, OWNERS, AUDITED_OWNERS = "data/test_owners.py::", "training/test_owners.py::", "auditing/test_owners.py::"
+_OWNERS = [
+    _mutant(
+        "owners-without-a-cap", "a step uses all records of an owner, however many",
+        ("few, many = drawn[counts <= self._cap], drawn[counts > self._cap]", "few, many = drawn, drawn[:0]"),
+        OWNERS + "test_an_owner_is_drawn_at_the_rate_with_at_most_the_cap_and_a_mass_of_one",
+    ),
+    _mutant(
+        "records-of-owners-clipped", "each record of an owner is clipped by itself: its part of a sum is up to cap · C",
+        ("    for bundle in bundles(piece.owners, piece.weights):\n        positions",
+         "    for bundle in bundles(torch.arange(len(r)), piece.weights):\n        positions"),
+        OWNERS + "test_without_one_owner_the_sum_moves_by_no_more_than_the_clip_norm",
+    ),
+    _mutant(
+        "owners-cut-in-pieces", "an owner whose records are in two pieces of a batch is clipped twice",
+        ("            yield slice(start, last)\n            start = last\n",
+         "            yield slice(start, start + piece)\n            start += piece\n"),
+        OWNERS + "test_no_piece_cuts_an_owner_in_two",
+    ),
+    _mutant(
+        "owners-split-over-sets", "records are dealt to D, V and the test set one by one, whoever owns them",
+        ("    codes, own = numbered.codes(records.names), ",
+         "    codes, own = np.arange(len(numbered.codes(records.names))), "),
+        OWNED + "test_sets_are_made_of_whole_owners",
+    ),
+    _mutant(
+        "owners-in-d-and-v", "an owner who is in D's file keeps the records of V's file",
+        ("rows = np.flatnonzero(~np.isin(codes, elsewhere))", "rows = np.arange(len(codes))"),
+        OWNED + "test_of_a_file_of_its_own_owners_who_are_elsewhere_lose_their_records_and_still_count",
+    ),
+    _mutant(
+        "owners-count-by-records", "an owner of k records has the mass k in a table whose sensitivity is 1",
+        ("return 1.0 / np.bincount(self.codes, minlength=1)[self.codes]", "return np.ones(len(self.codes))"),
+        OWNED + "test_the_records_of_an_owner_have_the_mass_of_one_record",
+    ),
+    _mutant(
+        "table-without-masses", "align counts every record of an owner as one",
+        ("np.bincount(kinds[some], weights=masses[some], minlength", "np.bincount(kinds[some], minlength"),
+        OWNERS + "test_an_owner_moves_a_table_of_align_by_no_more_than_a_record_did",
+    ),
+    _mutant(
+        "label-counts-without-masses", "the rivals count every record of an owner as one label",
+        ("np.bincount(labels[some], weights=records.masses[some], minlength", "np.bincount(labels[some], minlength"),
+        AUDITED_OWNERS + "test_without_one_owner_a_selection_differs_by_its_sensitivity_and_in_nothing_else"
+        "[class_weights]",
+    ),
+    _mutant(
+        "scales-summed-over-owners", "an owner of k records moves the sums of private scaling k times as far",
+        ("            each *= dataset.owners.masses[some][:, None, None]", "            pass"),
+        "data/test_table_scaling.py::test_an_owner_moves_the_sum_by_no_more_than_a_record_did",
+    ),
+    _mutant(
+        "owners-over-processes", "an owner's records lie in several processes, each with a coin and a clip of its own",
+        ("start, stop = share.bounds(owners.count)\n        places = _places(owners.codes, start, stop)",
+         "start, stop = share.bounds(len(self))\n        places = np.arange(start, stop)"),
+        "distributed/test_owners.py::test_an_owner_is_in_one_process_and_has_one_coin_in_every_step",
+    ),
+    _mutant(
+        "owners-counted-as-records", "δ and q are those of the number of records, which is larger than that of owners",
+        ("return self.total if self.owners is None else self.owners.count", "return self.total"),
+        OWNERS + "test_a_run_counts_owners_and_names_nobody",
+    ),
+    _mutant(
+        "mixed-account", "an account adds up the ε of people and the ε of records",
+        ("if any(holding.unit != unit for holding in holdings.values()):", "if run in ():"),
+        OWNERS + "test_an_account_of_people_and_one_of_records_do_not_add_up",
+    ),
+]  # fmt: skip
+
+TESTED = "training/test_private_test.py::"
+_PRIVATE_TEST = [
+    _mutant(
+        "test-release-uncharged", "the counts of a private test set are released and nobody pays",
+        ('charge=charging(ledger),\n            generators={TEST_DATA: session.streams.numpy("test")},',
+         'charge=lambda *_: None,\n            generators={TEST_DATA: session.streams.numpy("test")},'),
+        TESTED + "test_it_is_charged_on_disk_before_it_is_drawn",
+    ),
+    _mutant(
+        "test-release-again", "a run that is resumed releases of its test set a second time",
+        ("    if found is None:\n        releases = Releases(\n            plan.test_releases(),",
+         "    if True:\n        releases = Releases(\n            plan.test_releases(),"),
+        TESTED + "test_a_resumed_run_has_the_release_that_it_made",
+    ),
+    _mutant(
+        "exact-test-metrics", "exact metrics of a private test set are logged in every epoch",
+        ('private += ["tst_"] if test != PUBLIC else []', "private += []"),
+        TESTED + "test_epochs_and_checkpoints_know_nothing_of_it",
+    ),
+    _mutant(
+        "exact-test-classes", "about.json has the exact accuracies of the classes of a private test set",
+        ('    if trainer.run.test == PUBLIC:\n        about["classes"]', '    if True:\n        about["classes"]'),
+        TESTED + "test_no_file_and_no_line_has_an_exact_metric",
+    ),
+    _mutant(
+        "test-size-by-labels", "how many records a private test set has depends on their labels",
+        ('if section.get("test") in (None, PUBLIC) else records', "if section else records"),
+        TESTED + "test_test_records_without_a_label_count_and_contribute_nothing",
+    ),
+    _mutant(
+        "test-owners-by-records", "an owner of k test records counts k times in a release of sensitivity 1",
+        ("masses = None if records.owners is None else records.owners.masses\n    codes, names",
+         "masses = None\n    codes, names"),
+        TESTED + "test_owners_of_test_records_count_once",
+    ),
+    _mutant(
+        "test-amplified", "a secret subset of D lowers what the test set pays",
+        ("inclusion = 1.0 if phase in (VALIDATION, EVALUATION) else self.inclusion", "inclusion = self.inclusion"),
+        TESTED + "test_a_secret_subset_amplifies_nothing_of_the_test_set",
+    ),
+    _mutant(
+        "test-left-out-of-the-total", "the ε of a run is that of D and V, although the test set pays as well",
+        ("phases.get(VALIDATION), phases.get(EVALUATION))", "phases.get(VALIDATION))"),
+        TESTED + "test_the_plan_is_the_largest_of_the_three_sets",
+    ),
+    _mutant(
+        "evaluation-uncharged", "an estimator's evaluation is released and nobody pays",
+        ("        charge=charging(ledger),\n        generators={TEST_DATA: secure_generator()},",
+         "        charge=lambda *_: None,\n        generators={TEST_DATA: secure_generator()},"),
+        "estimators/test_evaluation.py::test_nothing_is_drawn_before_it_is_charged",
+    ),
+    _mutant(
+        "table-without-unlabelled", "how many test records a table has depends on their labels",
+        ("tested_records(sets[2], section, outputs)", "tested_records(sets[2], {}, outputs)"),
+        TESTED + "test_a_table_keeps_its_test_records_without_a_label",
+    ),
+    _mutant(
+        "test-delta", "δ is as large as one over the number of test records",
+        ("largest = max(shape.n, read, shape.n_test)", "largest = max(shape.n, read)"),
+        TESTED + "test_delta_stays_below_one_over_the_test_records",
+    ),
+]  # fmt: skip
+
 MUTANTS: tuple[Mutant, ...] = (
     *_NOISE, *_CLIPPING, *_HALF_ROWS, *_BOOKKEEPING, *_SAMPLING, *_SELECTION, *_ACCOUNTING, *_LEAKS, *_TABLES, *_FROZEN,
     *_TUNING, *_LOOPS, *_ACCOUNT, *_REGISTERED, *_HANDED_OVER,
-    *_ESTIMATORS, *_STATEMENT,
+    *_ESTIMATORS, *_STATEMENT, *_VERIFY, *_OWNERS, *_PRIVATE_TEST,
 )  # fmt: skip
 assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS), "two mutants have one name"

@@ -322,7 +322,7 @@ def split_by(seed):
 
 def test_a_run_beyond_its_account_is_refused_before_data_is_read(make_config, monkeypatch, tmp_path):
     Account.open(tmp_path / "account", 0.1, 1e-5)
-    monkeypatch.setattr("cords_dp.training.trainer.build_dataset", lambda *_: pytest.fail("data was read"))
+    monkeypatch.setattr("cords_dp.training.preparing.build_dataset", lambda *_: pytest.fail("data was read"))
     trainer = TrainClassifier(make_config("RandomDP", privacy={"account": str(tmp_path / "account")}))
     with pytest.raises(BudgetExceededError, match="account"):
         trainer.train()

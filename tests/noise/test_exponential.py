@@ -43,6 +43,7 @@ def test_proposed_picks_have_the_same_law():
     assert law_holds(proposing, SCORES, FEWER * SCORES / (2 * SENSITIVITY), draws=100_000)
 
 
+@pytest.mark.slow  # ten seconds: the law itself is tested above
 def test_mutant_proposals_with_another_epsilon_are_caught():
     logits = FEWER * SCORES / (2 * SENSITIVITY)
     assert not law_holds(lambda *a: proposing(*a, epsilon0=1.1 * FEWER), SCORES, logits, draws=100_000)

@@ -11,7 +11,7 @@ from cords_dp.config.settings import PrivacySettings, SubsetSettings
 from cords_dp.planning import noise_cache
 from cords_dp.planning.build import build_plan
 from cords_dp.selection.align import Align
-from cords_dp.selection.match import Match
+from cords_dp.studies.match import Match
 
 BUDGET = 2.0
 

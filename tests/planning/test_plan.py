@@ -47,6 +47,20 @@ def test_rate_is_batch_over_pool_and_steps_cover_it(mechanism):
     assert plan.shape.steps == 100
 
 
+@pytest.mark.parametrize("mechanism", ["align", "match"])
+def test_a_batch_may_exceed_k_where_steps_draw_from_all_records(mechanism):
+    """Digits with cut classes: 66 of 664 records an epoch in batches of 128, as FullDP at equal compute takes them."""
+    small = {"n": 664, "n_validation": 140, "batch": 128, "fraction": 0.1}
+    plan = plan_for(mechanism=mechanism, **small)
+    assert {(e.pool, e.steps) for e in plan.shape.epochs} == {("own", 1)}
+    assert all(0 < e.rate <= 1 for e in (*plan.shape.epochs, *plan.branches))
+    assert plan.cost().epsilon <= plan.privacy.epsilon
+    with pytest.raises(ConfigError, match="larger than the 664"):
+        plan_for(mechanism=mechanism, **{**small, "batch": 665})
+    with pytest.raises(ConfigError, match="larger than the 66 "):
+        plan_for("RandomDP", **small)
+
+
 def test_full_dp_at_equal_compute_takes_the_subset_method_s_number_of_steps():
     full, equal, random = plan_for("FullDP"), plan_for("FullDP", compute_fraction=0.1), plan_for("RandomDP")
     assert {e.rate for e in equal.shape.epochs} == {1024 / 45_000}
@@ -331,4 +345,7 @@ def test_a_fingerprint_follows_from_public_values_alone():
 
 def test_every_key_of_privacy_is_in_the_fingerprint_or_named_as_left_out():
     kept = make_plan("FullDP", n=100, batch_size=10).facts()["privacy"]
-    assert {f.name for f in fields(PrivacySettings)} - set(kept) == _UNPLANNED
+    left_out = {f.name for f in fields(PrivacySettings)} - set(kept)
+    assert left_out == {*_UNPLANNED, "records_per_owner"}  # there was no other unit than a record
+    of_owners = make_plan("FullDP", n=100, batch_size=10, records_per_owner=10).facts()["privacy"]
+    assert of_owners == {**kept, "records_per_owner": 10}

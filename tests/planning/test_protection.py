@@ -41,6 +41,8 @@ def test_who_is_protected_follows_the_plan(make_config):
     assert "declared public" in unprotected(public)[0]
     unread = plan_of(make_config, "FullDP")
     assert "no mechanism has read" in protected(unread)[1]
+    without = resolve(make_config("FullDP")).plan(1437, 0)
+    assert protected(without) == ["every single record of the training set D (1,437 records)"]
     for plan in (private, public, unread):
         assert any("test set" in words for words in unprotected(plan))
         assert any("several records" in words for words in unprotected(plan))

@@ -77,7 +77,11 @@ def test_a_run_without_noise_says_so(make_config):
 
 
 @needs_browser
-def test_it_prints_on_one_page(report, tmp_path):
+@pytest.mark.parametrize("accountant", ["rdp", "auto"])
+def test_it_prints_on_one_page(make_config, tmp_path, accountant):
+    config = make_config("GLISTERDP", dss_args={"fraction": 0.3}, privacy={"accountant": accountant})
+    plan = resolve(config).plan(1294, 143)
+    report = privacy_report(plan, Ledger(plan.entries()), about=ABOUT)
     page, pdf = tmp_path / "privacy.html", tmp_path / "privacy.pdf"
     page.write_text(statement_page(report))
     command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",

@@ -77,7 +77,7 @@ def run(
     )
     return bench.run(
         rounds=case.plan.shape.rounds,
-        null=None if null is None else (null_in, null),
+        null=None if null is None else (null_in, np.array([null])),
         script=None if script is None else script.queries,
         scripted=(null_in,),
     )

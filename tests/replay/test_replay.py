@@ -174,6 +174,8 @@ def test_what_is_released_on_v_moves_by_at_most_its_sensitivity(mechanism, data,
     for one, other in zip(here.queries, there.queries, strict=True):
         moved = np.linalg.norm(one.values - other.values)
         assert moved <= (one.limit if one.release.dataset == VALIDATION_DATA else 0.0)
+    for one, other in zip(here.pools, there.pools, strict=True):
+        assert tables(one) == tables(other)  # how labels came about follows from the releases alone
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
@@ -196,7 +198,8 @@ def places(pool, record):
 
 
 def tables(pool):
-    return None if pool.likelihood is None else [pool.likelihood.given.tolist(), pool.likelihood.drawn.tolist()]
+    known = pool.likelihood
+    return None if known is None else [table.tolist() for table in (known.given, known.drawn)]
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)

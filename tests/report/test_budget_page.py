@@ -14,7 +14,6 @@ from conftest import BROWSER, needs_browser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import cords_dp.selection  # noqa: F401 - registers the mechanisms
 from cords_dp.config.settings import PrivacySettings, SubsetSettings
 from cords_dp.planning.budget import Question, budget_of
 from cords_dp.report import budget_page

@@ -15,10 +15,11 @@ from conftest import BROWSER, needs_browser
 from dotmap import DotMap
 
 from cords_dp.config import config_for
-from cords_dp.report.page import _table, write_page
+from cords_dp.report.page import write_page
+from cords_dp.report.pieces import table_html
 from cords_dp.runs.run import released_draws, run_experiment
 from cords_dp.selection.align import Align
-from cords_dp.selection.match import Match
+from cords_dp.studies.match import Match
 
 # Looks at the page in frames of two widths, clicks a heading, and writes what it saw into the document.
 PROBE = """
@@ -55,8 +56,9 @@ def test_the_statement_stands_first_and_everything_is_there(run):
     page = write_page(run).read_text()
     statement = json.loads((run / "privacy.json").read_text())["statement"]
     places = [page.index(text) for text in (
-        html.escape(statement), "What it cost, by phase", "Not covered", "<h3>Result</h3>", "Accuracy by class",
-        "Which kinds of records were drawn", "ε over the epochs", "How to repeat", "<summary>config.yaml",
+        html.escape(statement), "What it cost, by phase", "<summary>Not covered", "<h3>Result</h3>",
+        "Test set: by class", "Which kinds of records were drawn", "ε over the epochs",
+        "How to repeat", "<summary>config.yaml",
     )]  # fmt: skip
     assert places == sorted(places)
     assert not re.search(r"""(?:src|href)=["']?https?:""", page)
@@ -102,24 +104,40 @@ def sweep_page(run, folder, *, runs: int) -> str:
     """The report of a sweep whose runs are all like ``run``."""
     result = json.loads((run / "result.json").read_text())
     fields = {key: value for key, value in result.items() if not isinstance(value, dict) and key != "out"}
-    rows = [{"dss_args.fraction": 0.3, **fields, "seed": seed, "config_hash": "one"} for seed in range(runs)]
-    frame = pd.DataFrame(rows)
-    (folder / "runs").mkdir(parents=True)
-    shutil.copytree(run, folder / "runs" / "one")
-    frame[["dss_args.fraction", "seed", *(c for c in frame if c not in ("dss_args.fraction", "seed"))]].to_csv(
-        folder / "runs.csv", index=False
-    )
+    rows = []
+    for seed in range(runs):
+        copy = folder / "runs" / f"hash{seed}"
+        shutil.copytree(run, copy)
+        (copy / "result.json").write_text(json.dumps({**result, "seed": seed}))
+        rows.append({"dss_args.fraction": 0.3, "seed": seed, **{**fields, "seed": seed}, "config_hash": copy.name})
+    pd.DataFrame(rows).to_csv(folder / "runs.csv", index=False)
     return write_page(folder).read_text()
 
 
-def test_a_sweep_says_that_its_runs_add_up(run, tmp_path):
+def test_a_sweep_begins_with_the_comparison_and_says_that_its_runs_add_up(run, tmp_path):
     """One run's ε stood above the results of all of them."""
     several = sweep_page(run, tmp_path / "three", runs=3)
-    assert "one of 3 private runs" in several
-    assert several.index("one of 3 private runs") < several.index("3 runs, 3 seeds")
+    words = [
+        "3 runs, 3 seeds.",
+        "<table",
+        "each of the 3 private runs on digits has read pays",
+        "Single runs",
+        "Statement of run",
+    ]
+    places = [several.index(text) for text in words]
+    assert places == sorted(places)
     alone = sweep_page(run, tmp_path / "alone", runs=1)
     assert "private runs" not in alone
     assert "1 run, 1 seed." in alone
+    assert "±" not in alone.partition("Single runs")[0]
+
+
+def test_single_runs_are_folded_and_each_statement_names_its_run(run, tmp_path):
+    page = sweep_page(run, tmp_path / "two", runs=2)
+    for seed in range(2):
+        _, _, text = page.partition(f"<details><summary><strong>fraction 0.3, seed {seed}</strong> (accuracy ")
+        assert text.partition("</summary>")[0].endswith(f"; folder hash{seed})")
+        assert text.index(f"Statement of run hash{seed} (fraction 0.3, seed {seed}).") < text.index("<h3>Result</h3>")
 
 
 def test_the_result_has_no_empty_cell_and_rounds_nothing_to_zero(run):
@@ -134,7 +152,9 @@ def test_the_result_has_no_empty_cell_and_rounds_nothing_to_zero(run):
 
 
 def test_cells_are_escaped_and_aligned():
-    table = _table(pd.DataFrame({"name": ["<script>", "b"], "points": ["+1.2 ± 3", "−4"], "n": [1.5, float("nan")]}))
+    table = table_html(
+        pd.DataFrame({"name": ["<script>", "b"], "points": ["+1.2 ± 3", "−4"], "n": [1.5, float("nan")]})
+    )
     assert "&lt;script&gt;" in table
     assert table.count("class='number'") == 6
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
+import torch
+from sklearn.metrics import roc_auc_score
 
 from cords_dp.cli import main
+from cords_dp.data.record_set import category_codes
 from cords_dp.errors import ConfigError
 from cords_dp.planning.statement import write_statement
 from cords_dp.runs.run import RunResult, run_and_hand_over, run_experiment
@@ -134,3 +138,63 @@ def test_a_trainer_does_not_tell_such_rows_either(train):
 def test_the_statement_says_what_is_taken_as_public_of_published_rows(make_config, tmp_path):
     run_experiment(make_config("RandomDP", dss_args={"publish_subset": True}), tmp_path, progress=False)
     assert "that it is in D is taken as public" in (tmp_path / "privacy.md").read_text()
+
+
+def _patients(tmp_path, **training):
+    rng = np.random.default_rng(0)
+    age, sex = rng.integers(18, 90, 1200), rng.choice(["f", "m"], 1200)
+    ill = np.where(age + 8 * (sex == "m") + rng.normal(0, 10, 1200) > 80, "yes", "no")
+    lines = [f"{a},{s},{t}" for a, s, t in zip(age, sex, ill, strict=True)]
+    (tmp_path / "patients.csv").write_text("age,sex,ill\n" + "\n".join(lines) + "\n")
+    schema = {
+        "target": {"name": "ill", "classes": ["no", "yes"]},
+        "columns": {"age": {"range": [0, 100]}, "sex": {"categories": ["f", "m"]}},
+    }
+    section = {"path": str(tmp_path / "patients.csv"), "schema": schema, "datadir": str(tmp_path), "test": "public"}
+    return {"dataset": section, "train_args": training}
+
+
+def test_a_run_ends_with_the_numbers_that_a_decision_needs(make_config, tmp_path):
+    config = make_config("FullDP", "table", **_patients(tmp_path, metrics_by="sex"))
+    trainer, result = run_and_hand_over(config, tmp_path / "run", progress=False)
+    found = json.loads((tmp_path / "run" / "result.json").read_text())
+    x, y = trainer.data.test.batch(range(len(trainer.data.test)))
+    proba = torch.softmax(trainer.model(x), dim=1).detach().numpy()
+    assert found["metrics"]["auc"] == pytest.approx(roc_auc_score(y, proba[:, 1]), abs=1e-6)
+    assert found["metrics"]["accuracy"] == pytest.approx(found["accuracy"])
+    assert found["metrics"]["base_rate"] == pytest.approx(max((y == 0).float().mean(), (y == 1).float().mean()))
+    sexes = category_codes(trainer.data.test, "sex")[0]
+    assert [row["records"] for row in found["metrics"]["by_group"]] == np.bincount(sexes).tolist()
+    assert found["classes"] == ["no", "yes"]
+    for words in ("always the most frequent class", "balanced accuracy", "AUC", "recall", "group"):
+        assert words in result.text()
+    last = pd.read_csv(tmp_path / "run" / "metrics.csv").iloc[-1]
+    assert last["auc"] == pytest.approx(found["metrics"]["auc"])
+    assert "AUC" in (tmp_path / "run" / "README.md").read_text()
+
+
+def test_metrics_are_chosen_and_checked(make_config, tmp_path):
+    run_experiment(make_config("FullDP", train_args={"metrics": ["balanced_accuracy"]}), tmp_path, progress=False)
+    assert set(json.loads((tmp_path / "result.json").read_text())["metrics"]) == {"balanced_accuracy"}
+    with pytest.raises(ConfigError, match=r"train_args\.metrics"):
+        resolve(make_config("FullDP", train_args={"metrics": ["rmse"]}))  # of a regression
+    with pytest.raises(ConfigError, match="have columns"):
+        resolve(make_config("FullDP", train_args={"metrics_by": "sex"}))
+    with pytest.raises(ConfigError, match="categorical column of the schema: sex"):
+        resolve(make_config("FullDP", "table", **_patients(tmp_path, metrics_by="age")))
+
+
+def test_a_threshold_is_chosen_from_a_run_and_used_in_predictions(make_config, tmp_path, capsys):
+    run_experiment(make_config("FullDP", "table", **_patients(tmp_path)), tmp_path / "run", progress=False)
+    assert main(["threshold", str(tmp_path / "run"), "--recall", "0.9", "--json"]) == 0
+    chosen = json.loads(capsys.readouterr().out)
+    assert chosen["positive"] == "yes"
+    assert chosen["recall"] >= 0.9
+    predict = ["predict", str(tmp_path / "run"), "--input", str(tmp_path / "patients.csv"), "--quiet"]
+    out = tmp_path / "predictions.csv"
+    assert main([*predict, "--out", str(out), "--threshold", str(chosen["threshold"])]) == 0
+    frame = pd.read_csv(out)
+    clear = (frame["p_yes"] - chosen["threshold"]).abs() > 1e-5  # the file has six digits
+    assert ((frame["prediction"] == "yes") == (frame["p_yes"] >= chosen["threshold"]))[clear].all()
+    assert main(["threshold", str(tmp_path / "run"), "--cost", "5"]) != 0
+    assert main([*predict, "--threshold", "2"]) != 0

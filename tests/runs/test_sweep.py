@@ -227,6 +227,7 @@ def test_a_worker_that_dies_twice_is_reported(make_config, monkeypatch):
     assert "died" in last.error
 
 
+@pytest.mark.slow  # twenty seconds
 def test_a_killed_driver_leaves_no_workers_and_its_sweep_goes_on(make_config, tmp_path):
     import yaml
 

@@ -14,6 +14,7 @@ from conftest import BROWSER, needs_browser
 from dotmap import DotMap
 
 from cords_dp.cli import main
+from cords_dp.data.published import known_sizes
 from cords_dp.errors import ConfigError, ResultsError
 from cords_dp.report.page import write_page
 from cords_dp.report.tables import (
@@ -99,11 +100,36 @@ def test_methods_of_a_cell_differ_in_the_method_only():
         for j in experiment_jobs("cut", "cpu", Choice(seeds=1))
         if j.labels["dataset"] == "mnist" and j.labels["share"] == 0.1
     ]
-    assert len(jobs) == len(METHODS) - 1
+    assert len(jobs) == len(EXPERIMENTS["cut"].methods) - 1
     for section in ("dataset", "dataloader", "model", "optimizer", "train_args"):
-        kinds = {json.dumps({**j.config[section], "print_every": 0}, sort_keys=True) for j in jobs}
+        same = {"print_every": 0, "validation_fraction": 0.1}  # V is a tenth by default where it is read
+        kinds = {json.dumps({**j.config[section], **same}, sort_keys=True) for j in jobs}
         assert len(kinds) == 1
     assert {(j.config["privacy"]["epsilon"], j.config["privacy"]["delta"]) for j in jobs} == {(3.0, 1e-5)}
+
+
+@pytest.mark.parametrize("name", ["robust", "rates", "cut", "adult"])
+def test_where_d_is_changed_no_method_is_given_the_clean_records_of_v(name):
+    jobs = experiment_jobs(name, "cpu", Choice(seeds=1, epsilons=(3.0,), shares=(0.1,)))
+    runs = {job.labels["method"]: resolve(DotMap(job.config), plan=False) for job in jobs}
+    shares = {method: run.section("dataset").get("validation_fraction") for method, run in runs.items()}
+    assert not any(run.whole for run in runs.values())
+    assert {share for method, share in shares.items() if "FullDP" in method or "RandomDP" in method} == {0.1}
+    assert {share for method, share in shares.items() if method.startswith("GLISTER")} == {None}
+    equal = next(run for method, run in runs.items() if method.startswith("FullDP, equal compute"))
+    assert equal.subset.compute_fraction == 0.1
+
+
+@pytest.mark.parametrize("name", ["main", "frontier", "imbalance"])
+def test_elsewhere_rivals_train_on_all_records_and_equal_compute_stays_equal(name):
+    jobs = experiment_jobs(name, "cpu", Choice(datasets=("cifar10",), seeds=1, epsilons=(3.0,), shares=(0.1,)))
+    configs = {job.labels["method"]: DotMap(job.config) for job in jobs}
+    for method, config in configs.items():
+        config.dataset.feature = "dss"  # whose sizes the config tells
+        run = resolve(config, plan=False)
+        assert known_sizes(run.config) == ((45_000, 5_000) if method.startswith("GLISTER") else (50_000, 0))
+        if method == "FullDP, equal compute":
+            assert run.subset.compute_fraction * 50_000 == 0.1 * 45_000
 
 
 def test_one_run_that_selects_is_evaluated_as_it_goes():
@@ -215,6 +241,11 @@ def test_an_experiment_leaves_csv_figures_and_tables(reproduced):
     assert {"epsilon_training", "epsilon_selection", "epsilon_validation"} <= set(curves.columns)
 
 
+def bars_of_time(page: str) -> int:
+    """Count what is only drawn of runs that took a second: more of them on a busy machine."""
+    return page.count("seconds of training and of selection")
+
+
 def test_the_page_is_self_contained(reproduced):
     page = (reproduced / "report.html").read_text()
     assert not re.search(r'(src|href)="(?!data:|#)', page)  # nothing is fetched
@@ -225,10 +256,11 @@ def test_the_page_is_self_contained(reproduced):
         "Not covered",
         "selection",
         "ema_decay",
-        "mean ± std",
+        "Single runs",
     ):
         assert words in page, words
-    assert page.count("data:image/svg+xml;base64,") == 5  # two figures, two bars of time, epsilon over epochs
+    assert "±" not in page, "one seed has no spread"
+    assert page.count("data:image/svg+xml;base64,") == 5 + bars_of_time(page)  # figures, and epsilon over epochs
     assert base64.b64decode(page.split("base64,")[1].split('"')[0]).startswith(b"<?xml")
 
 
@@ -260,4 +292,4 @@ def test_the_page_opens_in_a_real_browser(reproduced, tmp_path):
     dump = [BROWSER, *options, "--dump-dom", address]
     dom = subprocess.run(dump, capture_output=True, text=True, timeout=120, check=True).stdout
     assert "results</h1>" in dom
-    assert dom.count("<img") == 5
+    assert dom.count("<img") == 5 + bars_of_time(dom)

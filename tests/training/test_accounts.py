@@ -95,7 +95,7 @@ def test_a_run_that_never_read_a_record_gives_everything_back(run, account, monk
     def fails(*_, **__):
         raise DataError("no such file")
 
-    monkeypatch.setattr("cords_dp.training.trainer.build_dataset", fails)
+    monkeypatch.setattr("cords_dp.training.preparing.build_dataset", fails)
     with pytest.raises(DataError):
         run("a")
     assert account.share() == 0

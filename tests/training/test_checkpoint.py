@@ -16,7 +16,7 @@ from builders import make_plan
 from cords_dp.accounting import journal
 from cords_dp.cli import main
 from cords_dp.config import to_plain
-from cords_dp.errors import StorageError
+from cords_dp.errors import AccountingError, StorageError
 from cords_dp.files import _host
 from cords_dp.runs.run import run_experiment
 from cords_dp.training.checkpoint import open_ledger
@@ -75,6 +75,35 @@ def test_whoever_resumes_is_not_warned_and_another_plan_needs_its_own_config(mak
     interrupted_run(make_config, tmp_path)
     run_experiment(make_config("RandomDP", privacy={"epsilon": 5.0}), tmp_path, progress=False)
     assert "(ckpt.is_load), with the config of that run, would have" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("dataset", [{}, {"feature": "mildimb"}])  # whose sizes are known, or have to be counted
+def test_a_run_that_began_with_v_split_off_goes_on_with_its_own_split(make_config, tmp_path, monkeypatch, dataset):
+    """Versions before V's records were trained on split it off in every run."""
+    with monkeypatch.context() as earlier:
+        earlier.setattr("cords_dp.training.resolve._with_records_of_validation", lambda run, **_: run)
+        begun = interrupted_run(make_config, tmp_path, dataset=dataset)
+    assert begun.plan.shape.n_validation > 0
+    before = begun.spent().training_data.epsilon
+    trainer = TrainClassifier(make_config("RandomDP", ckpt={"is_load": True}, dataset=dataset))
+    trainer.output_dir = tmp_path
+    trainer.train()
+    assert trainer.plan.fingerprint == begun.plan.fingerprint
+    assert trainer.ledger.id == begun.ledger.id
+    assert trainer.data.train.rows.tolist() == begun.data.train.rows.tolist()
+    assert [row["epoch"] for row in trainer.history.rows] == [2, 4]
+    assert before < trainer.spent().epsilon <= 3.0
+
+
+def test_a_run_on_all_records_goes_on_with_them_and_another_plan_is_refused(make_config, tmp_path):
+    begun = interrupted_run(make_config, tmp_path)
+    trainer = TrainClassifier(make_config("RandomDP", ckpt={"is_load": True}))
+    trainer.output_dir = tmp_path
+    trainer.train()
+    assert (trainer.ledger.id, trainer.plan.shape.n_validation) == (begun.ledger.id, 0)
+    for changes in ({"dataset": {"validation_fraction": 0.1}}, {"privacy": {"epsilon": 5.0}}):
+        with pytest.raises(AccountingError):
+            TrainClassifier(make_config("RandomDP", ckpt={"is_load": True}, **changes)).train()
 
 
 def test_a_ledger_that_cannot_be_read_is_warned_about(make_config, tmp_path, capsys):

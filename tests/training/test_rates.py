@@ -64,6 +64,8 @@ def test_clipped_features_are_ranked_as_before():
 def test_own_classifiers_clip_little_and_others_as_before():
     budget = {"privacy": {"epsilon": 1.0}}
     assert config_for("table", "FullDP", **budget)["privacy"]["max_grad_norm"] == 1.4
+    owned = config_for("table", "FullDP", dataset={"owner": "patient"}, **budget)  # a mean is shorter than its parts
+    assert owned["privacy"]["max_grad_norm"] == 0.7
     mlp = config_for("table", "FullDP", model={"architecture": "MLPHead"}, **budget)
     assert mlp["privacy"]["max_grad_norm"] == 4.0
     own = config_for("table", "FullDP", privacy={"epsilon": 1.0, "max_grad_norm": 0.7})

@@ -33,7 +33,7 @@ def config(folder, schema=STAY, **changes):
     write_csv(folder / "clinic.csv", flat)
     write_csv(folder / "new.csv", [{**row, "notes": ""} for row in NEW])
     dataset = {"path": str(folder / "clinic.csv"), "test_path": str(folder / "new.csv"), "schema": schema,
-               "datadir": str(folder / "data")}  # fmt: skip
+               "datadir": str(folder / "data"), "test": "public"}  # fmt: skip
     training = {"num_epochs": 8, "print_every": 4, "device": "cpu", "seed": 0, "results_dir": str(folder / "r")}
     privacy = {"epsilon": 3.0, "accountant": "rdp", "reproducible_noise": True}
     return config_for("table", "FullDP", dataset=dataset, train_args=training, privacy=privacy,
@@ -204,9 +204,9 @@ def test_a_rate_is_half_of_what_is_stable_where_there_is_little_noise(tmp_path):
     assert planned(tmp_path, privacy=automatic)[0] == pytest.approx(1.9 / (2**0.5 / 0.1))
 
 
-def test_a_regression_is_not_tuned(tmp_path):
-    with pytest.raises(ConfigError, match=r"loss\.type.*a regression cannot be tuned"):
-        tune(config(tmp_path), {"optimizer.lr": "loguniform(0.01, 1)"}, out=tmp_path / "tuned")
+def test_a_regression_is_not_tuned_by_accuracy(tmp_path):
+    with pytest.raises(ConfigError, match="--metric"):
+        tune(config(tmp_path), {"optimizer.lr": "loguniform(0.01, 1)"}, out=tmp_path / "tuned", metric="accuracy")
 
 
 def test_a_sweep_s_table_shows_errors():

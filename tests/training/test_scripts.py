@@ -147,7 +147,7 @@ def test_a_section_that_cords_ignores_is_told_and_ignored(small_cifar, capsys):
     trainer.cfg.dss_strategy.select_every = 10
     trainer.cfg.train_args.num_epochs = 1
     trainer.train()
-    assert trainer.plan.shape.k == 90
+    assert trainer.plan.shape.k == 100
     assert "no section 'dss_strategy'" in capsys.readouterr().out
     trainer.cfg.dss_strateggy.fraction = 0.9  # any other is a mistake
     with pytest.raises(ConfigError, match="dss_strateggy"):

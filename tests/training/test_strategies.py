@@ -8,6 +8,7 @@ import torch
 
 from cords_dp import Pool, register_model, register_score
 from cords_dp.errors import ConfigError, MechanismError
+from cords_dp.training.resolve import resolve
 from cords_dp.training.strategies import get_strategy, register_strategy, unregister_strategy
 from cords_dp.training.trainer import TrainClassifier
 
@@ -104,6 +105,32 @@ def test_steps_and_rate_are_the_plan_s_whatever_the_strategy_has(register, make_
     assert len(steps) == shape.steps == sum(e.count for e in trainer.ledger.events("D"))
     assert np.mean(steps) == pytest.approx(shape.batch_size, rel=0.15)
     assert trainer.session.source.asked == [1, 2, 3, 4]  # one clock: the trainer's
+
+
+def test_v_is_split_off_unless_everybody_promises_not_to_read_it(register, make_config):
+    register("CuriousDP", everything, private=True, uses_all=True)
+    register("BlindDP", everything, private=True, uses_all=True, reads_validation=False)
+
+    def whole(strategy, **changes):
+        return resolve(make_config(strategy, **changes), plan=False).whole
+
+    assert {name: whole(name) for name in ("FullDP", "RandomDP", "BlindDP")} == dict.fromkeys(
+        ("FullDP", "RandomDP", "BlindDP"), True
+    )
+    assert not whole("CuriousDP")  # it may read what it is handed
+    assert not whole("GLISTERDP")
+    assert not whole("ClassWeightsDP")  # a mechanism's: it reads V
+    assert whole("GLISTERDP", dss_args={"mechanism": "top_k", "score": "el2n"})
+    assert not whole("GLISTERDP", dss_args={"mechanism": "top_k", "score": "glister"})
+    assert not whole("FullDP", dataset={"validation_fraction": 0.1})
+    assert not whole("FullDP", data_name="synthetic")
+    for name in ("GLISTERDP", "CuriousDP", "GLISTER"):
+        with pytest.raises(ConfigError, match=r"dataset\.validation_fraction.*reads the validation set"):
+            whole(name, dataset={"validation_fraction": 0})
+    assert (
+        resolve(make_config("FullDP", dataset={"validation_fraction": 0}), plan=False).config
+        == resolve(make_config("FullDP"), plan=False).config
+    )
 
 
 def test_a_bad_pool_from_a_strategy_ends_the_run(register, make_config):

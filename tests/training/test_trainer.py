@@ -98,7 +98,7 @@ def test_sampler_optimizer_and_accountant_agree(make_config, monkeypatch):
     trainer.train()
     (optimizer,) = seen["engines"]  # the model was wrapped once
     charged = trainer.ledger.events(TRAINING_DATA)
-    k = int(1294 * 0.3)
+    k = int(1437 * 0.3)  # RandomDP reads no V, so D has all records
     assert {rate for rate, _, _ in seen["rates"]} == {128 / k} == {e.rate for e in charged}
     assert {members for _, _, members in seen["rates"]} == {k}
     assert seen["steps"] == sum(e.count for e in charged) == sum(s for _, s, _ in seen["rates"])
@@ -178,12 +178,39 @@ def test_no_indices_scores_or_batch_sizes_in_logs_and_files(make_config, strateg
 
 def test_exact_metrics_of_private_records_are_dropped_unless_asked_for(train):
     wanted = ["trn_loss", "trn_acc", "val_loss", "val_acc", "tst_loss", "tst_acc", "time"]
-    dropped = train("RandomDP", train_args={"print_args": wanted})
+    apart = {"validation_fraction": 0.1}
+    dropped = train("RandomDP", train_args={"print_args": wanted}, dataset=apart)
     assert {k for k in dropped.history.rows[-1] if k.endswith("_acc")} == {"tst_acc"}
-    public_v = train("RandomDP", train_args={"print_args": wanted}, privacy={"validation": "public"})
+    public_v = train("RandomDP", train_args={"print_args": wanted}, privacy={"validation": "public"}, dataset=apart)
     assert {k for k in public_v.history.rows[-1] if k.endswith("_acc")} == {"val_acc", "tst_acc"}
-    exact = train("RandomDP", train_args={"print_args": wanted}, privacy={"exact_metrics": True})
+    exact = train("RandomDP", train_args={"print_args": wanted}, privacy={"exact_metrics": True}, dataset=apart)
     assert {k for k in exact.history.rows[-1] if k.endswith("_acc")} == {"trn_acc", "val_acc", "tst_acc"}
+
+
+def test_metrics_of_a_validation_set_that_is_not_there_are_left_out_or_refused(train, tmp_path):
+    wanted = ["val_loss", "val_acc", "tst_acc"]
+    trainer = train("FullDP", train_args={"print_args": wanted, "num_epochs": 1})
+    said = "".join(path.read_text() for path in tmp_path.rglob("*.log"))
+    assert "FullDP reads no validation set: none is split off, its records are in D." in said
+    assert "there being no validation set (dataset.validation_fraction): val_loss, val_acc." in said
+    assert not [name for row in trainer.history.rows for name in row if name.startswith("val_")]
+    for insists in ({"exact_metrics": True}, {"validation": "public"}):
+        with pytest.raises(ConfigError, match=r"train_args\.print_args.*keep a share .*validation_fraction"):
+            train("FullDP", train_args={"print_args": wanted}, privacy=insists)
+        train("FullDP", train_args={"num_epochs": 1}, privacy=insists)  # nobody asked
+
+
+def test_a_strategy_that_does_not_read_v_trains_on_its_records(train):
+    whole, apart = (
+        train("FullDP", train_args={"num_epochs": 1}, dataset=share) for share in ({}, {"validation_fraction": 0.1})
+    )
+    assert (whole.plan.shape.n, whole.plan.shape.n_validation) == (1437, 0)
+    assert (apart.plan.shape.n, apart.plan.shape.n_validation) == (1294, 143)
+    assert (len(whole.data.train), len(whole.data.validation)) == (1437, 0)
+    assert whole.run.config["dataset"]["validation_fraction"] == 0  # config.yaml says it, and repeats it
+    assert "validation_fraction" not in whole.cfg.dataset
+    assert whole.spent().epsilon <= 3.0
+    assert whole.plan.sigma < apart.plan.sigma  # the same batch of more records
 
 
 # --- drop-in for CORDS -------------------------------------------------------------------------------------------

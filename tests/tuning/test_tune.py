@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import re
 import stat
 import sys
@@ -23,11 +24,23 @@ from cords_dp.accounting.account import Account
 from cords_dp.cli import main
 from cords_dp.config import to_plain
 from cords_dp.errors import AccountingError, BudgetExceededError, ConfigError, MechanismError
+from cords_dp.evaluation.metrics import classifier_metrics
+from cords_dp.evaluation.released import vector_size
 from cords_dp.planning import Release, build_plan
 from cords_dp.runs.workers import Failed, Finished, LocalWorkers, RayTasks, Started, heartbeat
+from cords_dp.training.resolve import resolve
 from cords_dp.tuning import tune as trial_module
 from cords_dp.tuning.search import Between, OneOf, Whole, read_space
-from cords_dp.tuning.tune import TrialsFailedError, Tuning, noisy_score, read_law, run_trial, tune
+from cords_dp.tuning.tune import (
+    TrialsFailedError,
+    Tuning,
+    _goodness,
+    keeping_validation,
+    noisy_score,
+    read_law,
+    run_trial,
+    tune,
+)
 
 LR = "optimizer.lr=loguniform(0.05, 5)"
 
@@ -146,7 +159,7 @@ def test_a_value_that_the_config_refuses_is_found_before_anything_is_drawn(make_
 
 
 def test_a_score_is_a_count_on_v_with_the_plan_s_noise(train, monkeypatch):
-    trainer = train(train_args={"num_epochs": 1})
+    trainer = train(train_args={"num_epochs": 1}, dataset={"validation_fraction": 0.1})
     x, y = trainer.data.validation.batch(np.arange(len(trainer.data.validation)))
     hits = int((trainer.model(x).argmax(dim=1) == y).sum())
     release = Release("score", VALIDATION_DATA, gaussian(2.5), 1.0, "")
@@ -162,6 +175,49 @@ def test_a_score_is_a_count_on_v_with_the_plan_s_noise(train, monkeypatch):
     monkeypatch.setattr("cords_dp.selection.releases.gaussian_release", spy)
     assert noisy_score(trainer, release) == pytest.approx((hits + 3) / len(y))
     assert seen == [(pytest.approx(hits), 1.0, 2.5)]
+
+
+def test_a_score_by_another_metric_is_one_noisy_vector_of_v(train, monkeypatch):
+    trainer = train(train_args={"num_epochs": 1}, dataset={"validation_fraction": 0.1})
+    seen = []
+
+    def spy(total, *, sensitivity, noise_multiplier, **_):
+        seen.append((len(total), sensitivity, noise_multiplier))
+        return total
+
+    monkeypatch.setattr("cords_dp.selection.releases.gaussian_release", spy)
+    release = Release("score", VALIDATION_DATA, gaussian(1e-6), 1.0, "")
+    found = noisy_score(trainer, release, "balanced_accuracy")
+    assert seen == [(vector_size(10), 1.0, 1e-6)]
+    x, y = trainer.data.validation.batch(np.arange(len(trainer.data.validation)))
+    expected = classifier_metrics(y.numpy(), trainer.model(x).softmax(dim=1).detach().numpy())["balanced_accuracy"]
+    assert found == pytest.approx(expected, abs=1e-4)
+    lost = Release("score", VALIDATION_DATA, gaussian(1e6), 1.0, "")
+    assert math.isnan(noisy_score(trainer, lost, "auc"))
+
+
+def test_a_lost_score_is_the_worst_and_errors_count_downwards():
+    assert _goodness(math.nan, "auc") < _goodness(0.1, "auc") < _goodness(0.2, "auc")
+    assert _goodness(math.nan, "rmse") < _goodness(0.2, "rmse") < _goodness(0.1, "rmse")
+
+
+def test_another_metric_is_another_tuning(make_config, tmp_path):
+    from cords_dp.tuning.search import read_space
+
+    plans = [
+        Tuning.planned(
+            tiny(make_config), read_space(["optimizer.lr=uniform(0.1, 1)"]), read_law(2, "geometric"), tmp_path, metric
+        ).plan
+        for metric in (None, "accuracy", "auc")
+    ]
+    assert plans[0].fingerprint == plans[1].fingerprint != plans[2].fingerprint
+    assert plans[0].entries() == plans[2].entries()
+
+
+def test_a_private_test_set_is_not_read_by_trials(make_config):
+    config = tiny(make_config)
+    config.dataset.test = "private"
+    assert resolve(keeping_validation(config), plan=False).test == "unread"
 
 
 def test_a_trial_by_another_plan_releases_nothing(make_config, tmp_path):
@@ -315,6 +371,15 @@ def test_a_real_tuning_within_its_budget(make_config, tmp_path, strategy, monkey
     chosen = yaml.safe_load((tmp_path / "t/config.yaml").read_text())
     assert chosen["optimizer"]["lr"] == result.settings["optimizer.lr"]
     assert chosen["privacy"]["epsilon"] == 3.0
+    # trials are scored on V, so it is split off whatever the strategy reads
+    assert chosen["dataset"].get("validation_fraction") == (0.1 if strategy == "RandomDP" else None)
+
+
+def test_a_tuning_without_a_validation_set_is_refused(make_config, tmp_path):
+    cfg = tiny(make_config)
+    cfg.dataset.validation_fraction = 0.0
+    with pytest.raises(ConfigError, match=r"dataset\.validation_fraction.*compared on a validation set"):
+        Tuning.planned(cfg, read_space([LR]), read_law(3, "geometric"), tmp_path / "t")
 
 
 def test_all_that_tells_of_trials_lies_in_the_private_folder_also_if_they_are_killed(

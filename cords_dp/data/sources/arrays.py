@@ -31,6 +31,7 @@ from cords_dp.data.sources.base import (
     IMAGE_KEYS,
     NO_CLASS,
     OWN_SPLIT_KEYS,
+    OWNER,
     PATH,
     Facts,
     Source,
@@ -40,7 +41,7 @@ from cords_dp.data.sources.base import (
     pixel_constants,
     split_rows,
     split_store,
-    with_known_labels,
+    tested_records,
 )
 from cords_dp.data.store import LabelledStore, PixelConstants, normalised
 from cords_dp.errors import ConfigError, DataError, DatasetUnavailableError
@@ -83,6 +84,25 @@ class ArrayFile(LabelledStore):
             yield self.x[start : start + _PIECE].tobytes()
 
 
+def _owner_names(section: Mapping[str, Any], parts: Any) -> list[Any] | None:
+    """Whose each record is: a file of one name or number a row. Private; nothing keeps them."""
+    if section.get("owner") is None:
+        return None
+    if parts.validation is not None or parts.test is not None:
+        fix = "is for arrays that are split here; take V and the test set out of their own files (…_fraction)"
+        raise ConfigError("dataset.owner", section["owner"], fix)
+    file = Path(section["owner"]).expanduser()
+    if section.get("labels") is not None and file.resolve() == Path(section["labels"]).expanduser().resolve():
+        raise ConfigError("dataset.owner", file.name, "holds what is predicted; name a file of whose each row is")
+    try:
+        names = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise ConfigError("dataset.owner", file.name, "must be a .npy file of names or numbers, one a row") from error
+    if not isinstance(names, np.ndarray) or names.shape != (len(parts.train.x),):
+        raise ConfigError("dataset.owner", file.name, "must be a .npy file of names or numbers, one for each row of x")
+    return [names, (), ()]
+
+
 class ArraySource(Source):
     """Arrays of images or of numbers."""
 
@@ -93,11 +113,13 @@ class ArraySource(Source):
         "path": PATH,
         "labels": Key(path, None, "the file of y, where `path` holds x alone"),
         "classes": CLASSES,
+        "owner": OWNER,
     }
 
     def check(self, section: Mapping[str, Any], *, private: bool) -> None:
         self.facts(section)
         parts = _open(section)
+        _owner_names(section, parts)
         check_split({**section, **{f"{part}_path": True for part in _OWN if getattr(parts, part) is not None}})
 
     def facts(self, section: Mapping[str, Any]) -> Facts:
@@ -119,10 +141,13 @@ class ArraySource(Source):
             return RecordSet(ArrayFile(pair.x, label_numbers(pair.y, facts.classes), facts.constants))
 
         own = [None if pair is None else records(pair) for pair in (parts.validation, parts.test)]
-        return split_store(records(parts.train), own[0], own[1], section, rng, facts.num_classes)
+        names = _owner_names(section, parts)
+        return split_store(records(parts.train), own[0], own[1], section, rng, facts.num_classes, names)
 
     def build_part(self, section: Mapping[str, Any], rng: np.random.Generator, share: Share) -> Splits:
-        """Each process reads the labels of its range, and maps that range of x."""
+        """Each process reads the labels of its range, and maps that range of x. With owners it maps all of it."""
+        if section.get("owner") is not None:
+            return self.build(section, rng)
         facts, parts = self.facts(section), _open(section)
 
         def part_of(pair: _Pair, rows: np.ndarray | None) -> RecordSet:
@@ -139,7 +164,7 @@ class ArraySource(Source):
             part_of(parts.train, chosen) if pair is None or pair is parts.train else part_of(pair, None)
             for pair, chosen in zip(parts, rows, strict=True)
         )
-        return Splits(train, validation, with_known_labels(test, facts.num_classes), facts.num_classes)
+        return Splits(train, validation, tested_records(test, section, facts.num_classes), facts.num_classes)
 
     def card(self, section: Mapping[str, Any]) -> dict[str, Any]:
         facts = self.facts(section)

@@ -11,11 +11,11 @@ record decides whether a run fails, or what it logs.
 
 from __future__ import annotations
 
-import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from importlib.metadata import EntryPoint
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -24,10 +24,13 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from cords_dp.config.keys import SOURCE_KEYS
+from cords_dp.config.settings import PUBLIC
 from cords_dp.config.values import Check, Key, flag, list_of, number, path, text, whole
+from cords_dp.data.owners import Numbered, Owners, own_file, owner_rows, refuse_no_owners
 from cords_dp.data.record_set import RecordSet, Share, Splits
 from cords_dp.data.store import PixelConstants
 from cords_dp.errors import ConfigError, DataError, MechanismError
+from cords_dp.extensions import load, offered_sources
 from cords_dp.planning.schedule import Preparation
 
 NO_CLASS = -1  # a label that no class has: its record contributes nothing
@@ -36,8 +39,12 @@ _GREY = PixelConstants((0.5,), (0.25,))
 VALIDATION_FRACTION, TEST_FRACTION = 0.1, 0.2
 # Keys that say how records of one's own are split, for a source to take over into its `keys`.
 SPLIT_KEYS: Mapping[str, Key] = {
-    "validation_fraction": Key(partial(number, low=0, high=1), None, "the share that becomes the validation set V"),
-    "test_fraction": Key(partial(number, low=0, high=1), None, "the share that becomes the test set, which is public"),
+    "validation_fraction": Key(
+        partial(number, low=0, high=1, low_included=True),
+        None,
+        "the share that becomes the validation set V; left out, a tenth where V is read, else none",
+    ),
+    "test_fraction": Key(partial(number, low=0, high=1), None, "the share that becomes the test set"),
     "validation_path": Key(path, None, "a file of its own for V"),
     "test_path": Key(path, None, "a file of its own for the test set"),
     "cache": Key(flag, None, "keep a compact copy below `datadir`, for its owner alone"),
@@ -71,12 +78,14 @@ class Source(ABC):
     """One kind of records.
 
     name: the word in ``dataset.name``. keys: the keys of the section that it reads, each a `Key` with its check and
-    meaning (a check alone will do); besides them it is given ``name``, ``datadir``, ``feature`` and ``type``, as
-    any dataset.
+    meaning (a check alone will do); besides them it is given ``name``, ``datadir``, ``feature``, ``type`` and ``test``,
+    as any dataset. published: everybody has these records, so that their test set is public unless the config says
+    otherwise; that of any other source is private, and `tested_records` then leaves none of its records out.
     """
 
     name: ClassVar[str]
     keys: ClassVar[Mapping[str, Key | Check]]
+    published: ClassVar[bool] = False
 
     @abstractmethod
     def check(self, section: Mapping[str, Any], *, private: bool) -> None:
@@ -155,16 +164,12 @@ class Source(ABC):
 
 
 _SOURCES: dict[str, Source] = {}
-# Those that come with us, where they are: they need torch, which the plan of a published set does not.
-_OURS = {
-    "folder": ("folder", "FolderSource"),
-    "arrays": ("arrays", "ArraySource"),
-    "embeddings": ("arrays", "EmbeddingSource"),
-    "text": ("texts", "TextSource"),
-    "huggingface": ("huggingface", "HubSource"),
-    "table": ("table", "TableSource"),
-    "uci_adult": ("adult", "AdultSource"),
-}
+
+
+@cache
+def _offered() -> dict[str, EntryPoint]:
+    """Return the sources that nobody has asked for yet, by name. Some need packages that others do not."""
+    return offered_sources()
 
 
 def register_source(source: Source, *, force: bool = False) -> None:
@@ -178,7 +183,7 @@ def register_source(source: Source, *, force: bool = False) -> None:
 
 def unregister_source(name: str) -> None:
     """Forget a source, for instance after a test."""
-    _OURS.pop(name, None)
+    _offered().pop(name, None)
     _SOURCES.pop(name, None)
     SOURCE_KEYS.pop(name, None)
 
@@ -186,18 +191,21 @@ def unregister_source(name: str) -> None:
 def find_source(name: Any) -> Source | None:
     """The source of this name; None where the name is that of a published dataset, or of nothing.
 
-    The keys of one that comes with us are known to `config.keys` from then on.
+    The keys of one that is loaded for it are known to `config.keys` from then on.
     """
     if not isinstance(name, str):
         return None
-    if name in _OURS:
-        module, kind = _OURS.pop(name)
-        register_source(getattr(importlib.import_module(f"cords_dp.data.sources.{module}"), kind)())
+    if name in _offered():
+        source = load(_offered()[name])()
+        if source.name != name:
+            raise MechanismError(f"the extension that offers the source {name!r} has one named {source.name!r}")
+        del _offered()[name]
+        register_source(source)
     return _SOURCES.get(name)
 
 
 def source_names() -> list[str]:
-    return sorted({*_SOURCES, *_OURS})
+    return sorted({*_SOURCES, *_offered()})
 
 
 # --- splits ----------------------------------------------------------------------------------------------------
@@ -214,7 +222,7 @@ class Rows(NamedTuple):
 def check_split(section: Mapping[str, Any]) -> None:
     """Refuse a split that contradicts itself; call it in `Source.check`."""
     for part in ("validation", "test"):
-        if section.get(f"{part}_path") is not None and section.get(f"{part}_fraction") is not None:
+        if section.get(f"{part}_path") is not None and section.get(f"{part}_fraction"):
             fix = f"the {part} set has a file of its own ({part}_path); give one of them"
             raise ConfigError(f"dataset.{part}_fraction", section[f"{part}_fraction"], fix)
     held_out, testing = _fractions(section)
@@ -223,14 +231,22 @@ def check_split(section: Mapping[str, Any]) -> None:
 
 
 def split_rows(total: int, section: Mapping[str, Any], rng: np.random.Generator) -> Rows:
-    """Rows of the training, validation and test sets: by a permutation that looks at their number alone."""
+    """Rows of the training, validation and test sets: by a permutation that looks at their number alone.
+
+    ``validation_fraction=0`` leaves V empty: nothing reads it, and D has its records.
+    """
     held_out, testing = (int(total * share) for share in _fractions(section))
     order = rng.permutation(total)
     rows = Rows(order[held_out + testing :], order[:held_out], order[held_out : held_out + testing])
-    wanted = (True, section.get("validation_path") is None, section.get("test_path") is None)
-    if any(needed and not len(part) for needed, part in zip(wanted, rows, strict=True)):
+    if any(needed and not len(part) for needed, part in zip(_wanted(section), rows, strict=True)):
         raise DataError(f"{total} records are too few for a training, a validation and a test set")
     return rows
+
+
+def _wanted(section: Mapping[str, Any]) -> tuple[bool, bool, bool]:
+    """Which of the three sets must have records of the file at ``path``."""
+    split_off = section.get("validation_path") is None and section.get("validation_fraction") != 0
+    return True, split_off, section.get("test_path") is None
 
 
 def _fractions(section: Mapping[str, Any]) -> tuple[float, float]:
@@ -250,22 +266,87 @@ def split_store(
     section: Mapping[str, Any],
     rng: np.random.Generator,
     classes: int,
+    owners: Sequence[Iterable[Any]] | None = None,
 ) -> Splits:
     """Rows of one store for the sets that have none of their own: by the number of records and the seed alone.
 
-    Of the test set, which is taken as public, those without a known label are left out: nothing can be said of them.
+    Of a test set that is public, those without a known label are left out: nothing can be said of them. A private one
+    keeps them, since its size is public; they contribute nothing.
+    ``owners``: whose each record of the three is, by name; sets are then made of whole owners (`split_owners`).
     """
+    sets = (records, validation, test)
+    if owners is not None:
+        whose = [None if part is None else Owned(part, names) for part, names in zip(sets, owners, strict=True)]
+        assert whose[0] is not None
+        train, held_out, tested = split_owners(whose[0], section, rng, validation=whose[1], test=whose[2])
+        return Splits(train, held_out, tested_records(tested, section, classes), classes)
     own = {f"{name}_path": True for name, part in (("validation", validation), ("test", test)) if part is not None}
     rows = split_rows(len(records), {**section, **own}, rng)
     tested = records.at(rows.test) if test is None else test
     held_out = records.at(rows.validation) if validation is None else validation
-    return Splits(records.at(rows.train), held_out, with_known_labels(tested, classes), classes)
+    return Splits(records.at(rows.train), held_out, tested_records(tested, section, classes), classes)
+
+
+def split_owners(
+    records: Owned,
+    section: Mapping[str, Any],
+    rng: np.random.Generator,
+    *,
+    validation: Owned | None,
+    test: Owned | None,
+) -> tuple[RecordSet, RecordSet, RecordSet]:
+    """Split as `split_store` does, by whole owners: D, V and the test set have no owner in common.
+
+    Formal guarantee: which owners come into which set depends on their number and the seed alone. Of sets with files of
+    their own, V loses the records of owners who are in D's file and the test set those of owners in either; they count
+    as owners without a record, so nothing that V releases, and no size, depends on who was left out.
+    """
+    numbered = Numbered()
+    codes, own = numbered.codes(records.names), {"validation_path": validation, "test_path": test}
+    given = {**section, **{key: True for key, part in own.items() if part is not None}}
+    split = owner_rows(codes, *_fractions(given), rng)
+    refuse_no_owners(split, _wanted(given))
+    made, seen = [_owned(records.set, split.train)], codes
+    for part, others in ((validation, split.validation), (test, split.test)):
+        if part is None:
+            made.append(_owned(records.set, others))
+            continue
+        named = numbered.codes(part.names)
+        made.append(_owned(part.set, own_file(named, elsewhere=seen)))
+        seen = np.concatenate([seen, named])
+    return made[0], made[1], made[2]
+
+
+def refuse_used_column(owner: str, columns: Iterable[str | None]) -> None:
+    """Refuse a column of owners that is learned from or predicted."""
+    if owner in columns:
+        raise ConfigError("dataset.owner", owner, "is learned from or predicted; name one that says whose a record is")
+
+
+class Owned(NamedTuple):
+    """A file's records, and whose each is: a name, or None."""
+
+    set: RecordSet
+    names: Iterable[Any]
+
+
+def _owned(records: RecordSet, found: tuple[np.ndarray, Owners]) -> RecordSet:
+    rows, owners = found
+    if len(records.rows) != len(records.store):
+        raise DataError("owners are split over all rows of a file")
+    return RecordSet(records.store, rows, records.target, owners=owners)
+
+
+def tested_records(records: RecordSet, section: Mapping[str, Any], classes: int) -> RecordSet:
+    """Return the test set: of a public one, the records with a known label."""
+    return with_known_labels(records, classes) if section.get("test") in (None, PUBLIC) else records
 
 
 def with_known_labels(records: RecordSet, classes: int) -> RecordSet:
-    """The records whose label is a class. For the test set alone, which is taken as public."""
+    """The records whose label is a class, or whose target a number. For a test set that is public, alone."""
     labels = records.targets
-    return records.kept(((labels >= 0) & (labels < classes)).numpy())
+    known = torch.isfinite(labels) if labels.is_floating_point() else (labels >= 0) & (labels < classes)
+    return records.kept(known.numpy())
 
 
 def refuse_empty(records: RecordSet, what: str) -> None:
@@ -314,6 +395,14 @@ IMAGE_KEYS: dict[str, Key] = {
     "std": Key(partial(list_of, check=partial(number, low=0, high=10)), None, _CONSTANTS),
 }
 PATH = Key(path, None, "the file or folder")
+OWNER = Key(
+    text,
+    None,
+    "whose each record is, where one person has several: the unit of privacy is then the person, and sets are made of "
+    "whole people. A record without a name is a person's only one. Of a table, texts and a Hugging Face set a column; "
+    "of arrays and embeddings an array beside them; of a folder `parent` (the folder that a file lies in), or a "
+    "regular expression whose first group, or else whole match, in a file's path below its class is the name",
+)
 CLASSES = Key(class_names, None, "names of the classes, in the order of the labels, or how many there are")
 TARGET = Key(text, None, "the column to predict")
 TEXT = Key(text, None, "the column of texts")

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from cords_dp.data.sources.base import (
     IMAGE_KEYS,
     NO_CLASS,
     OWN_SPLIT_KEYS,
+    OWNER,
     PATH,
     Facts,
     Source,
@@ -80,14 +82,51 @@ class ImageFiles(LabelledStore):
             yield len(data).to_bytes(8, "little") + data
 
 
+OwnerRule = Callable[[Sequence[str]], str | None]
+
+
+def _owner_rule(section: Mapping[str, Any]) -> OwnerRule | None:
+    """How the path of a file below its class tells whose it is; None where records have no owners."""
+    rule = section.get("owner")
+    if rule is None:
+        return None
+    if rule == "parent":
+        return lambda parts: "/".join(parts[:-1]) or None
+    try:
+        pattern = re.compile(rule)
+    except re.error as error:
+        raise ConfigError("dataset.owner", rule, f"is neither 'parent' nor a regular expression: {error}") from error
+
+    def named(parts: Sequence[str]) -> str | None:
+        found = pattern.search("/".join(parts))
+        return None if found is None else found[1 if pattern.groups else 0]
+
+    return named
+
+
+def _names(section: Mapping[str, Any], layout: _Layout) -> list[list[str | None]] | None:
+    """Whose each image of D's, V's and the test set's folders is, in the order of their records. Nothing keeps them."""
+    rule = _owner_rule(section)
+    if rule is None:
+        return None
+
+    def names(folder: Path | None) -> list[str | None]:
+        if folder is None:
+            return []
+        return [rule(file.relative_to(folder).parts[1:]) for file in _labelled(folder, layout.classes)[0]]
+
+    return [names(folder) for folder in (layout.train, *map(layout.own, _PARTS))]
+
+
 class FolderSource(Source):
     """Images in folders."""
 
     name = "folder"
-    keys = {**OWN_SPLIT_KEYS, **IMAGE_KEYS, "path": PATH, "classes": CLASSES}
+    keys = {**OWN_SPLIT_KEYS, **IMAGE_KEYS, "path": PATH, "classes": CLASSES, "owner": OWNER}
 
     def check(self, section: Mapping[str, Any], *, private: bool) -> None:
         self.facts(section)
+        _owner_rule(section)
         layout = _layout(section)
         check_split({**section, **{f"{part}_path": layout.own(part) for part in _PARTS}})
 
@@ -105,7 +144,9 @@ class FolderSource(Source):
             return made
 
         own = {part: records(folder) if (folder := layout.own(part)) else None for part in _PARTS}
-        return split_store(records(layout.train), own["validation"], own["test"], section, rng, len(layout.classes))
+        train, (validation, test) = records(layout.train), own.values()
+        names = _names(section, layout)
+        return split_store(train, validation, test, section, rng, len(layout.classes), names)
 
     def card(self, section: Mapping[str, Any]) -> dict[str, Any]:
         facts = self.facts(section)

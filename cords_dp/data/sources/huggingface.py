@@ -26,6 +26,7 @@ from cords_dp.data.sources.base import (
     MAX_LENGTH,
     NO_CLASS,
     OWN_SPLIT_KEYS,
+    OWNER,
     PATH,
     TARGET,
     TEXT,
@@ -36,6 +37,7 @@ from cords_dp.data.sources.base import (
     label_numbers,
     pixel_constants,
     refuse_empty,
+    refuse_used_column,
     split_store,
 )
 from cords_dp.data.sources.folder import decode_image
@@ -121,6 +123,7 @@ class HubSource(Source):
         "target": TARGET,
         "classes": CLASSES,
         "max_length": MAX_LENGTH,
+        "owner": OWNER,
     }
 
     def check(self, section: Mapping[str, Any], *, private: bool) -> None:
@@ -143,6 +146,8 @@ class HubSource(Source):
             missing = [name for name in column if name not in train.features]
             if missing:
                 raise ConfigError(key, missing[0], f"there is no such column; there are {list(train.features)}")
+        if section.get("owner") is not None:
+            refuse_used_column(section["owner"], [*columns, target])
         names = getattr(train.features[target], "names", None)
         classes = declared_classes(section) if section.get("classes") is not None or names is None else tuple(names)
         card: dict[str, Any] = {"source": self.name, "kind": kind, "columns": columns, "classes": list(classes)}
@@ -162,7 +167,9 @@ class HubSource(Source):
             return made
 
         own = [next((records(parts[name]) for name in names if name in parts), None) for names in _PARTS.values()]
-        return split_store(records(_train(parts)), own[0], own[1], section, rng, len(card["classes"]))
+        return split_store(
+            records(_train(parts)), own[0], own[1], section, rng, len(card["classes"]), _names(section, parts)
+        )
 
     def read(self, card: Mapping[str, Any], path: str) -> RecordSet:
         parts = _load({"path": path})
@@ -171,6 +178,18 @@ class HubSource(Source):
         if missing:
             raise DatasetUnavailableError(f"{Path(path).name} has no column {missing[0]!r}")
         return RecordSet(HubStore(_only(table, card), torch.full((len(table),), NO_CLASS), card))
+
+
+def _names(section: Mapping[str, Any], parts: Any) -> list[Any] | None:
+    """Whose each record is, of the splits of a set. Private; nothing keeps them."""
+    column = section.get("owner")
+    if column is None:
+        return None
+    used = [next((parts[name] for name in names if name in parts), None) for names in _PARTS.values()]
+    tables = [_train(parts), *used]
+    if any(table is not None and column not in table.features for table in tables):
+        raise ConfigError("dataset.owner", column, "there is no such column in all splits")
+    return [() if table is None else table[column] for table in tables]
 
 
 def _wanted(section: Mapping[str, Any]) -> tuple[str, list[str]]:

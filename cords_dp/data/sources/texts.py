@@ -35,6 +35,7 @@ from cords_dp.data.sources.base import (
     MAX_LENGTH,
     NO_CLASS,
     OWN_SPLIT_KEYS,
+    OWNER,
     PATH,
     TARGET,
     TEXT,
@@ -44,10 +45,12 @@ from cords_dp.data.sources.base import (
     declared_classes,
     label_numbers,
     refuse_empty,
+    refuse_used_column,
     split_store,
 )
 from cords_dp.data.store import LabelledStore
 from cords_dp.errors import ConfigError, DatasetUnavailableError
+from cords_dp.files import allocate
 
 _PIECE = 4096
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
@@ -79,6 +82,7 @@ def byte_records(pairs: Iterator[tuple[Any, Any]], total: int, length: int, clas
     labels = np.empty(total, dtype=object)
     with tempfile.TemporaryFile(prefix="cords_dp-") as file:
         rows = np.memmap(file, dtype=np.uint8, mode="w+", shape=(max(total, 1), length))
+        allocate(file.fileno(), rows.nbytes)
     for place, (words, label) in zip(range(total), pairs, strict=False):
         rows[place] = encode_texts([words], length)[0].numpy()
         labels[place] = label
@@ -96,6 +100,7 @@ class TextSource(Source):
         "target": TARGET,
         "classes": CLASSES,
         "max_length": MAX_LENGTH,
+        "owner": OWNER,
     }
 
     def check(self, section: Mapping[str, Any], *, private: bool) -> None:
@@ -103,6 +108,9 @@ class TextSource(Source):
         for key in ("path", "validation_path", "test_path"):
             if section.get(key) is not None or key == "path":
                 _check_columns(f"dataset.{key}", section.get(key), _columns(section))
+                if section.get("owner") is not None:
+                    refuse_used_column(section["owner"], _columns(section))
+                    _check_columns(f"dataset.{key}", section.get(key), (section["owner"], None))
         check_split(section)
 
     def facts(self, section: Mapping[str, Any]) -> Facts:
@@ -121,7 +129,8 @@ class TextSource(Source):
 
         train = records("path")
         assert train is not None
-        return split_store(train, records("validation_path"), records("test_path"), section, rng, len(classes))
+        own = records("validation_path"), records("test_path")
+        return split_store(train, *own, section, rng, len(classes), _names(section))
 
     def card(self, section: Mapping[str, Any]) -> dict[str, Any]:
         facts = self.facts(section)
@@ -137,6 +146,17 @@ class TextSource(Source):
         columns = (str(card["text"]), None)
         _check_columns("--input", file, columns)
         return byte_records(_pairs(file, columns), _count(file), int(card["shape"][0]), ())
+
+
+def _names(section: Mapping[str, Any]) -> list[Iterator[Any]] | None:
+    """Whose each record is, of the file and of those that V and the test set may have. Private; nothing keeps them."""
+    if section.get("owner") is None:
+        return None
+    files = (section.get(key) for key in ("path", "validation_path", "test_path"))
+    columns = (section["owner"], None)
+    return [
+        iter(()) if file is None else (name for name, _ in _pairs(Path(file).expanduser(), columns)) for file in files
+    ]
 
 
 Columns = tuple[str, str | None]  # of texts, and of labels where they are wanted

@@ -1,7 +1,8 @@
 """Gradients in closed form, for models that are one linear layer on a fixed embedding.
 
 A record's gradient is r ⊗ [a; 1], with r the gradient in the logits and a what the layer reads, so its norm is
-‖r‖·√(‖a‖² + 1) and the clipped sum is one matrix product.
+‖r‖·√(‖a‖² + 1) and the clipped sum is one matrix product. An owner's is the sum of its records', whose norm comes from
+the matrix itself or from inner products, whichever is less work.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from torch import Tensor, nn
 
 from cords_dp.errors import UnsupportedModelError
 from cords_dp.noise.clipping import finite_or_zero, float64_sum, keep_rows, row_norms
+from cords_dp.training.gradients.contributions import GradientRows, Positions
 from cords_dp.training.gradients.mode import Clipping, GradientMode, LossPerExample, Piece
+from cords_dp.training.gradients.owners import bundles
 
 _HUGE = 1e20  # r · C/‖r‖‖a‖ has to stay far above float32's smallest numbers, where rounding is no longer relative
 
@@ -27,6 +30,7 @@ class LinearHeads(GradientMode):
     name = "linear"
     rank = 0
     averages_views = False
+    sums_owners = True
 
     def prepare(self, model: nn.Module) -> nn.Module:
         layer = getattr(model, "linear", None)
@@ -52,12 +56,15 @@ class LinearHeads(GradientMode):
         clipping: Clipping,
     ) -> list[Tensor]:
         layer: nn.Linear = model.linear  # type: ignore[assignment]
+        if piece.owners is not None:
+            inputs = model.embed(piece.x)  # type: ignore[operator]
+            r = _in_the_logits(layer, inputs @ layer.weight.T, criterion, piece.y)
+            of_owners = _owner_sums(layer, r, inputs, piece, clipping)
+            return [of_owners[p] for p in parameters]
         stored = _stored(model, piece.x)
         rows = _DenseRows(model.embed(piece.x)) if stored is None else stored  # type: ignore[operator]
         products, lengths = rows.products(layer.weight)
-        with torch.enable_grad():
-            logits = (products + layer.bias).detach().requires_grad_()
-            (r,) = torch.autograd.grad(criterion(logits, piece.y).sum(), logits)
+        r = _in_the_logits(layer, products, criterion, piece.y)
         norms = torch.where(lengths < _HUGE, row_norms(r) * lengths.square().add(1).sqrt(), math.inf)
         factors = clipping.factors(norms, piece.weights, r.dtype)
         if not bool(torch.isfinite(norms).all()):
@@ -65,6 +72,38 @@ class LinearHeads(GradientMode):
         clipped = r * factors[:, None]
         sums = {layer.weight: rows.weighted_sum(clipped), layer.bias: rows.plain_sum(clipped)}
         return [sums[p] for p in parameters]
+
+
+def _in_the_logits(layer: nn.Linear, products: Tensor, criterion: LossPerExample, y: Tensor) -> Tensor:
+    """Return each record's gradient in the logits."""
+    with torch.enable_grad():
+        logits = (products + layer.bias).detach().requires_grad_()
+        return torch.autograd.grad(criterion(logits, y).sum(), logits)[0]
+
+
+def _owner_sums(layer: nn.Linear, r: Tensor, inputs: Tensor, piece: Piece, clipping: Clipping) -> dict[Tensor, Tensor]:
+    """Σ clip(Σ_j w_j r_j ⊗ [a_j; 1]) over owners; a record that is not finite has no part in its owner's vector."""
+    assert piece.owners is not None
+    a = torch.cat([inputs, inputs.new_ones(len(inputs), 1)], dim=1)
+    finite = torch.isfinite(a.sum(dim=1)) & torch.isfinite(r.sum(dim=1))
+    if not bool(finite.all()):
+        a, r = keep_rows(a, finite), keep_rows(r, finite)
+    total = torch.zeros(r.shape[1], a.shape[1], dtype=torch.float64, device=r.device)
+    for bundle in bundles(piece.owners, piece.weights):
+        positions = Positions(bundle.of(a), bundle.weighted(r))
+        part: GradientRows | Positions = positions
+        if _rows_are_cheaper(bundle.places.shape[1], a.shape[1], r.shape[1]):
+            part = GradientRows(positions.rows())
+        norms = part.lengths()
+        kept = torch.isfinite(norms)
+        factors = clipping.factors(norms, torch.ones_like(norms), r.dtype)
+        total += part.clipped_sum(factors, None if bool(kept.all()) else kept).view_as(total)
+    return {layer.weight: total[:, :-1], layer.bias: total[:, -1]}
+
+
+def _rows_are_cheaper(records: int, inputs: int, outputs: int) -> bool:
+    """Tell whether forming an owner's gradient is less work than its records' inner products; one needs neither."""
+    return records > 1 and inputs * outputs <= records * (inputs + outputs)
 
 
 class InputRows(Protocol):

@@ -37,12 +37,17 @@ class Clipping:
 
 @dataclass(frozen=True)
 class Piece:
-    """Some records of a batch. ``views`` rows of ``x`` in a row belong to one record, and so to one weight."""
+    """Some records of a batch. ``views`` rows of ``x`` in a row belong to one record, and so to one weight.
+
+    owners: whose each record is, those of one owner in a row, where owners' vectors are clipped and not records'; no
+        owner is in two pieces. ``weights`` then multiply the records' gradients before they are added up.
+    """
 
     x: Tensor
     y: Tensor
     weights: Tensor
     views: int = 1
+    owners: Tensor | None = None
 
     @property
     def records(self) -> int:
@@ -57,6 +62,7 @@ class GradientMode(ABC):
     proved: `clipped_sums` is proved to hold its bound for the numbers as they are in memory. A mode that is not
         (ghost clipping) is taken only where the config names it.
     averages_views: it can average the views of a record before it clips.
+    sums_owners: it can add up the gradients of an owner's records before it clips (`Piece.owners`).
     extra_slack: room for rounding that it needs beyond that of forming one clipped vector.
     """
 
@@ -64,6 +70,7 @@ class GradientMode(ABC):
     rank: ClassVar[int]
     proved: ClassVar[bool] = True
     averages_views: ClassVar[bool] = True
+    sums_owners: ClassVar[bool] = False
     extra_slack: ClassVar[float] = 0.0
 
     def prepare(self, model: nn.Module) -> nn.Module:
@@ -87,6 +94,8 @@ class GradientMode(ABC):
 
         Formal guarantee of an implementation: a record's part of all tensors together has L2 norm at most
         ``clipping.max_norm``; a record whose gradient is not finite adds zero. Sums are in float64 where ``proved``.
+        With ``piece.owners`` the same holds of owners: Σ clip(Σ weight · gradient), the inner sum over an owner's
+        records.
         """
 
     def __str__(self) -> str:

@@ -28,6 +28,7 @@ from cords_dp.errors import UnsupportedModelError
 from cords_dp.noise.clipping import float64_sum, keep_rows, row_norms
 from cords_dp.training.gradients.bookkeeping import leaves_of
 from cords_dp.training.gradients.mode import Clipping, GradientMode, LossPerExample, Piece
+from cords_dp.training.gradients.owners import bundles, owner_rows
 
 Norms = dict[Tensor, Tensor]
 _OPACUS_SAMPLERS = GradSampleModuleFastGradientClipping.NORM_SAMPLERS
@@ -41,6 +42,7 @@ class _PerExample(GradientMode):
     """
 
     strict = True
+    sums_owners = True
 
     def prepare(self, model: nn.Module) -> nn.Module:
         options = {"strict": True} if self.strict else {}
@@ -60,7 +62,10 @@ class _PerExample(GradientMode):
             outputs = model(piece.x)
         criterion(outputs, piece.y).sum().backward()
         try:
-            return _clipped_sums([_gradients_of(p, piece) for p in parameters], piece.weights, clipping)
+            gradients = [_gradients_of(p, piece) for p in parameters]
+            if piece.owners is not None:
+                return _clipped_owner_sums(gradients, piece.owners, piece.weights, clipping)
+            return _clipped_sums(gradients, piece.weights, clipping)
         finally:
             _forget_gradients(parameters)
 
@@ -84,6 +89,16 @@ def _clipped_sums(gradients: list[Tensor], weights: Tensor, clipping: Clipping) 
     if not bool(finite.all()):
         gradients = [keep_rows(g, finite) for g in gradients]
     return [float64_sum(clipping.factors(norms, weights, g.dtype)[:, None], g).view(g.shape[1:]) for g in gradients]
+
+
+def _clipped_owner_sums(gradients: list[Tensor], owners: Tensor, weights: Tensor, clipping: Clipping) -> list[Tensor]:
+    sums = [g.new_zeros(g.shape[1:], dtype=torch.float64) for g in gradients]
+    for bundle in bundles(owners, weights):
+        of_owners = [owner_rows(g, bundle) for g in gradients]
+        parts = _clipped_sums(of_owners, weights.new_ones(len(bundle.places)), clipping)
+        for total, part in zip(sums, parts, strict=True):
+            total += part
+    return sums
 
 
 def _forget_gradients(parameters: Sequence[nn.Parameter]) -> None:

@@ -14,6 +14,8 @@ subset applies; such a plan is refused.
 Centres and widths are functions of the released sums and of public numbers, and so is what training does with them: a
 record's vector is then a function of that record and of released values. It is moved into [−1, 1] again, so a record is
 no longer than before.
+
+Where the unit is an owner, its part of the sum is the mean of φ over its records: at most √(3k) long as well.
 """
 
 from __future__ import annotations
@@ -53,7 +55,11 @@ def sums(dataset: RecordSet[TableStore]) -> np.ndarray:
     columns = len(dataset.store.encoding.numeric)
     total = np.zeros((3, columns))
     for start in range(0, len(dataset), _ROWS):
-        total += parts(dataset, np.arange(start, min(start + _ROWS, len(dataset)))).sum(axis=0)
+        some = np.arange(start, min(start + _ROWS, len(dataset)))
+        each = parts(dataset, some)
+        if dataset.owners is not None:  # an owner's part is the mean of its records', no longer than a record's
+            each *= dataset.owners.masses[some][:, None, None]
+        total += each.sum(axis=0)
     return total.ravel()
 
 

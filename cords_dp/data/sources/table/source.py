@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,11 +10,21 @@ from tempfile import gettempdir
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 
 from cords_dp.config.values import Key, folder, one_of, path, text, whole
 from cords_dp.data.record_set import RecordSet, Share, Splits, read_part
-from cords_dp.data.sources.base import SPLIT_KEYS, Facts, Rows, Source, check_split, split_rows
+from cords_dp.data.sources.base import (
+    OWNER,
+    SPLIT_KEYS,
+    Facts,
+    Owned,
+    Rows,
+    Source,
+    check_split,
+    split_owners,
+    split_rows,
+    tested_records,
+)
 from cords_dp.data.sources.table import scaling
 from cords_dp.data.sources.table.encoding import NORM, Encoding
 from cords_dp.data.sources.table.files import CSV_SUFFIXES, SUFFIXES, TableFile, open_frame, open_table
@@ -41,6 +51,7 @@ class TableSource(Source):
     name: ClassVar[str] = "table"
     keys: ClassVar[Mapping[str, Key]] = {
         **SPLIT_KEYS,
+        "owner": OWNER,
         "path": Key(path, None, "the file"),
         "target": Key(text, None, "the column to predict"),
         "schema": Key(_schema, None, "a YAML file or a dict"),
@@ -76,6 +87,8 @@ class TableSource(Source):
         def stored(key: str) -> TableStore:
             return _stored(section, key, encoding)
 
+        if section.get("owner") is not None:
+            return _split_by_owner(section, encoding, rng)
         records = stored("path")
         rows = split_rows(len(records), section, rng)
         parts = []
@@ -83,14 +96,17 @@ class TableSource(Source):
             own = section.get(f"{part}_path") is not None
             store, chosen = (stored(f"{part}_path"), None) if own else (records, getattr(rows, part))
             parts.append(RecordSet(store, chosen))
-        return Splits(parts[0], parts[1], _labelled(parts[2]), len(encoding.schema.classes) or 1)
+        return _splits(parts, section, encoding)
 
     def build_part(self, section: Mapping[str, Any], rng: np.random.Generator, share: Share) -> Splits:
         """Each process reads its range of the file: row groups of Parquet, lines of CSV, which the others count only.
 
-        The test set's records without a label are left out by each for itself, so its ``total`` is not the number of
-        records that are tested.
+        The records of a public test set without a label are left out by each for itself, so its ``total`` is not the
+        number of records that are tested. With owners every process reads the file: who has a record in a range is
+        private.
         """
+        if section.get("owner") is not None:
+            return self.build(section, rng)
         encoding = Encoding(_schema_of(section))
 
         def part_of(key: str, rows: np.ndarray | None, total: int) -> RecordSet[TableStore]:
@@ -106,7 +122,7 @@ class TableSource(Source):
             else:
                 key, rows, size = "path", getattr(split, part), total
             parts.append(part_of(key, rows, size))
-        return Splits(parts[0], parts[1], _labelled(parts[2]), len(encoding.schema.classes) or 1)
+        return _splits(parts, section, encoding)
 
     def remark(self, section: Mapping[str, Any]) -> str:
         """Return one of two fixed lines, by the names of the files: no record decides what is said."""
@@ -176,10 +192,9 @@ def _to_predict(where: Path, schema: Schema, delimiter: str | None) -> TableFile
     return file
 
 
-def _labelled(records: RecordSet[TableStore]) -> RecordSet[TableStore]:
-    """The records whose label is known. For the test set alone, which is taken as public."""
-    labels = records.targets
-    return records.kept((torch.isfinite(labels) if labels.is_floating_point() else labels >= 0).numpy())
+def _splits(sets: Sequence[RecordSet], section: Mapping[str, Any], encoding: Encoding) -> Splits:
+    outputs = len(encoding.schema.classes) or 1
+    return Splits(sets[0], sets[1], tested_records(sets[2], section, outputs), outputs)
 
 
 def _stored(
@@ -187,6 +202,27 @@ def _stored(
 ) -> TableStore:
     file, cache = _open(section, key, encoding.schema), section.get("cache") is not False
     return TableStore(stored_table(file, encoding, _folder(section), cache=cache, bounds=bounds), encoding)
+
+
+def _split_by_owner(section: Mapping[str, Any], encoding: Encoding, rng: np.random.Generator) -> Splits:
+    def owned(key: str) -> Owned | None:
+        if section.get(key) is None:
+            return None
+        store = _stored(section, key, encoding)
+        return Owned(RecordSet(store), _names(section, key, encoding.schema))
+
+    records = owned("path")
+    assert records is not None
+    sets = split_owners(records, section, rng, validation=owned("validation_path"), test=owned("test_path"))
+    return _splits(sets, section, encoding)
+
+
+def _names(section: Mapping[str, Any], key: str, schema: Schema) -> Iterator[Any]:
+    """Each record's owner, as the file has it; None for the schema's words for a missing value. Nothing keeps them."""
+    column = section["owner"]
+    for chunk in _open(section, key, schema).chunks([column]):
+        for name in chunk[column].to_pylist():
+            yield None if isinstance(name, str) and name.strip() in schema.missing else name
 
 
 def _counted(section: Mapping[str, Any], key: str, encoding: Encoding) -> int:
@@ -201,7 +237,18 @@ def _schema_of(section: Mapping[str, Any]) -> Schema:
     if section.get("schema") is None:
         fix = "say what is public about the table; python -m cords_dp data describe writes a template"
         raise ConfigError("dataset.schema", None, fix)
-    return load_schema(section["schema"], target=section.get("target"), binning=section.get("binning"))
+    schema = load_schema(section["schema"], target=section.get("target"), binning=section.get("binning"))
+    return schema if section.get("owner") is None else _without_owner(schema, section["owner"])
+
+
+def _without_owner(schema: Schema, owner: str) -> Schema:
+    """The schema of a table with a column of owners, which is neither predicted nor learned from."""
+    if owner == schema.target.name:
+        raise ConfigError("dataset.owner", owner, "is the column to predict; name the one that says whose a record is")
+    if owner in (column.name for column in schema.columns):
+        fix = "is a column to learn from; take it out of the schema's columns: a model must not know who somebody is"
+        raise ConfigError("dataset.owner", owner, fix)
+    return schema if owner in schema.ignore else replace(schema, ignore=(*schema.ignore, owner))
 
 
 def _folder(section: Mapping[str, Any]) -> Path:
@@ -214,6 +261,8 @@ def _open(section: Mapping[str, Any], key: str, schema: Schema) -> TableFile:
     where, name, mark = Path(section[key]).expanduser(), schema.target.name, section.get("delimiter")
     file = table_file(where, header=schema.header, target=name, delimiter=mark, key=f"dataset.{key}")
     check_header(file, schema)
+    if section.get("owner") is not None and section["owner"] not in file.header:
+        raise ConfigError("dataset.owner", section["owner"], f"{file.path.name} has no such column")
     return file
 
 

@@ -8,9 +8,9 @@ from builders import make_plan
 
 from cords_dp.accounting import TRAINING_DATA, BranchMaximum, PoissonGaussian
 from cords_dp.errors import MechanismError
-from cords_dp.selection import BalancedSoftmax, ClassWeights, GroupRates, Pool, checked_pool
-from cords_dp.selection.labels import group_concentrations
+from cords_dp.selection import Pool, checked_pool
 from cords_dp.selection.pool import drawn_by_level
+from cords_dp.studies.labels import BalancedSoftmax, ClassWeights, GroupRates, group_concentrations
 
 SHARES, RATIO = np.array([0.6, 0.3, 0.1]), np.array([0.5, 1.0, 4.0])
 

@@ -35,7 +35,7 @@ normaliser come from the public n, k, B and c; chances, weights and batches are 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -46,23 +46,31 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, gaussian
-from cords_dp.config.settings import PrivacySettings, SubsetSettings
-from cords_dp.config.values import Key, number
-from cords_dp.noise.primitives import tail_noise
-from cords_dp.planning.mechanism import Mechanism, Release, SelectionNoise
-from cords_dp.planning.schedule import EpochPlan, Sizes, subset_schedule
-from cords_dp.selection.context import Records, SelectionContext, Selector, Weights
-from cords_dp.selection.last_layer import LastLayerGradients
-from cords_dp.selection.pool import Pool
-from cords_dp.selection.releases import Releases
-from cords_dp.selection.shared import (
+from cords_dp.config import Key, PrivacySettings, SubsetSettings, number
+from cords_dp.planning import (
+    EpochPlan,
+    Mechanism,
+    Release,
+    SelectionNoise,
+    Sizes,
+    register_mechanism,
+    subset_schedule,
+)
+from cords_dp.selection import (
     BINS,
     LINEAR_LAYER,
     OWN_SCORE,
     PROJECTION,
     SELECTION_TYPE,
+    LastLayerGradients,
+    Pool,
+    Records,
+    Releases,
+    SelectionContext,
+    Selector,
+    Weights,
     check_weighing,
-    wants_no_other_score,
+    tail_noise,
 )
 
 _SUM, _TAILS, _VALIDATION = "sum", "tail counts", "validation sum"
@@ -91,6 +99,7 @@ class Tilt:
         return np.exp(np.minimum(0.0, lower + tilted) - np.minimum(0.0, self.log_fill + tilted))
 
 
+@register_mechanism
 @dataclass(frozen=True, kw_only=True)
 class Match(Mechanism):
     """Looks at the records once a run, before training, so ``select_every`` means nothing to it."""
@@ -118,10 +127,6 @@ class Match(Mechanism):
     linear_layer: bool = LINEAR_LAYER.field()
     selection_type: str = SELECTION_TYPE.field()
 
-    @classmethod
-    def suits(cls, keys: Mapping[str, Any]) -> bool:
-        return wants_no_other_score(keys)
-
     @property
     def reads_validation(self) -> bool:
         return True
@@ -141,7 +146,7 @@ class Match(Mechanism):
     def schedule(self, sizes: Sizes, subset: SubsetSettings, epochs: int) -> tuple[EpochPlan, ...]:
         """One selection, before the pool is first used; every step then draws from all of D."""
         concentration = (sizes.n / sizes.k) ** (1 / 3) if self.concentration is None else self.concentration
-        rate = min(sizes.batch_size / sizes.k, concentration * sizes.batch_size / sizes.n)
+        rate = min(1.0, sizes.batch_size / sizes.k, concentration * sizes.batch_size / sizes.n)
         return subset_schedule(sizes, subset, epochs, rate=rate, selects=lambda epoch, first: epoch == first)
 
     def draws_from(self, n: int, k: int) -> int:
@@ -158,7 +163,7 @@ class Match(Mechanism):
 
     def describe_price(self, price: Callable[[float], float], sizes: Sizes, rate: float) -> str:
         concentration = rate * sizes.n / sizes.batch_size
-        uniform, fixed = price(sizes.batch_size / sizes.n), price(sizes.batch_size / sizes.k)
+        uniform, fixed = price(sizes.batch_size / sizes.n), price(min(1.0, sizes.batch_size / sizes.k))
         return (
             f"Since a record may be drawn {concentration:.2f} times as often as in a uniform draw from all records, "
             f"the noise is {_compared(uniform)} that of such a draw; it is {_compared(fixed)} that of a fixed subset "

