@@ -47,18 +47,6 @@ def test_floating_point_errors_stay_as_they_were():
     assert np.geterr()["under"] == "ignore"
 
 
-def test_importing_cords_leaves_the_number_of_threads_alone():
-    """numba, which CORDS imports, sets OpenMP to as many threads as there are cores."""
-    code = """
-        import torch
-        torch.set_num_threads(1)
-        import cords_dp.cords
-        print(torch.get_num_threads())
-        """
-    result = run_python(code)
-    assert result.stdout.split() == ["1"], result.stderr
-
-
 def test_a_stub_fails_only_when_called():
     stub = toolkit._Stub("torchtext")
     function = stub.anything
@@ -92,6 +80,7 @@ def test_without_cords_the_command_to_install_it_is_named():
     assert "pip install --no-deps cords==0.0.4" in result.stderr
 
 
+@pytest.mark.slow  # ten seconds
 def test_a_git_checkout_on_the_path_is_used(tmp_path):
     """A checkout has train_sl.py beside the package; here a copy of the installed CORDS is laid out like one."""
     import shutil
@@ -112,10 +101,10 @@ def test_a_git_checkout_on_the_path_is_used(tmp_path):
     "first",
     [
         "import sklearn.datasets\nfrom cords_dp import RandomDPDataLoader",
-        "from cords_dp import TrainClassifier",
         *(
-            pytest.param(first, marks=pytest.mark.slow)  # four seconds each, and the two above go through the same door
+            pytest.param(first, marks=pytest.mark.slow)  # seconds each, and the one above goes through the same door
             for first in (
+                "from cords_dp import TrainClassifier",
                 "from cords_dp import GLISTERDPDataLoader",
                 "from cords_dp import tune",
                 "import cords_dp.cords",
@@ -254,10 +243,11 @@ def test_nothing_is_replaced_at_run_time():
         assert not replaced or path.name == "cords.py", (path, replaced)
 
 
-def test_what_cords_needs_seldom_is_imported_when_it_is_called():
+def test_what_cords_needs_seldom_is_imported_when_it_is_called_and_leaves_the_number_of_threads_alone():
+    """numba, which CORDS and apricot import, sets OpenMP to as many threads as there are cores."""
     code = (
         "import sys, torch; torch.set_num_threads(1); import cords_dp.training.trainer\n"
-        "assert not {'apricot', 'ray'} & set(sys.modules)\n"
+        "assert not {'apricot', 'ray'} & set(sys.modules) and torch.get_num_threads() == 1\n"
         "from cords.selectionstrategies.SL import craigstrategy\n"
         "chosen = craigstrategy.apricot.functions.facilityLocation.FacilityLocationSelection(3, metric='precomputed')\n"
         "assert type(chosen).__module__.startswith('apricot') and torch.get_num_threads() == 1\n"

@@ -366,7 +366,7 @@ def test_an_account_is_verified(tmp_path, adaptive):
     assert f"{account.share():.2%}" in result["verdict"]
 
 
-@pytest.mark.parametrize("adaptive", [True, False])
+@pytest.mark.parametrize("adaptive", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_an_account_that_holds_more_than_its_total_is_named(tmp_path, adaptive):
     account = Account.open(tmp_path / "account.jsonl", 3.0, 1e-5, adaptive=adaptive)
     reserve(account, "one")

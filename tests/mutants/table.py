@@ -977,6 +977,11 @@ _ACCOUNTING = [
         "accounting/test_poisson_gaussian.py::test_the_loss_distribution_is_dp_accountings",
     ),
     _mutant(
+        "rdp-with-twice-the-variance", "Rényi divergences at high orders are those of larger noise",
+        ("(j * j - j) / (2 * sigma**2)", "(j * j - j) / (4 * sigma**2)"),
+        "accounting/test_poisson_gaussian.py::test_all_terms_at_once_are_what_they_are_one_by_one",
+    ),
+    _mutant(
         "quote-reaches-further", "a quotation mark that is not closed swallows the texts after it",
         ("for fields in (_fields(line, separator) for line in lines):",
          "for fields in csv.reader(lines, delimiter=separator):"),

@@ -40,7 +40,7 @@ def proposing(scores, m, rng, epsilon0=FEWER):
 
 def test_proposed_picks_have_the_same_law():
     """χ² over all ordered outcomes, for m = 1, 2, 3 of six: more is picked twice here than of many records."""
-    assert law_holds(proposing, SCORES, FEWER * SCORES / (2 * SENSITIVITY), draws=100_000)
+    assert law_holds(proposing, SCORES, FEWER * SCORES / (2 * SENSITIVITY), draws=25_000)
 
 
 @pytest.mark.slow  # ten seconds: the law itself is tested above
@@ -49,7 +49,7 @@ def test_mutant_proposals_with_another_epsilon_are_caught():
     assert not law_holds(lambda *a: proposing(*a, epsilon0=1.1 * FEWER), SCORES, logits, draws=100_000)
 
 
-@pytest.mark.parametrize("at_once", [1, 2, 4])
+@pytest.mark.parametrize("at_once", [1, 4])
 def test_picks_of_many_rounds_of_proposals_have_the_same_law(monkeypatch, at_once):
     """Whoever was picked in a round before stays picked, in that place."""
     monkeypatch.setattr(module, "enough_proposals", lambda *_: at_once)
@@ -64,7 +64,7 @@ def test_picks_of_many_rounds_of_proposals_have_the_same_law(monkeypatch, at_onc
 
         return proposed_picks(score_of, len(scores), m, bound=1.0, epsilon0=2.0, sensitivity=SENSITIVITY, rng=rng)
 
-    assert law_holds(one_draw, scores, 2.0 * scores / (2 * SENSITIVITY), draws=8_000)
+    assert law_holds(one_draw, scores, 2.0 * scores / (2 * SENSITIVITY), draws=4_000)
 
 
 @pytest.mark.parametrize("n", [4_096, 45_000])
