@@ -23,8 +23,8 @@ from cords_dp.accounting.events import PLD_STEP, Event, is_count, register_event
 from cords_dp.accounting.pld import connected_dots
 from cords_dp.errors import AccountingError
 
-# dp-accounting adds up a thousand terms one by one: ten milliseconds an order. Orders up to this one, which decide about
-# all but the smallest ε, stay its own, so that plans are the same to the last digit whoever adds up the others.
+# dp-accounting adds up a thousand terms one by one: ten milliseconds an order. Orders up to this one, which decide
+# about all but the smallest ε, stay its own, so that plans stay the same to the last digit.
 _LAST_TERM_BY_TERM = 32
 
 
