@@ -2,8 +2,6 @@
 
 The contract: ``forward(x, last=False, freeze=False)`` returning logits, or with ``last`` also the input of
 the last layer, and ``get_embedding_dim()``.
-
-Models by name: which there are, and what the ``model`` section of a config may say. Nothing is built.
 """
 
 from __future__ import annotations
@@ -11,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,8 +24,7 @@ from cords_dp.data.text_sets import glove_file
 from cords_dp.errors import ConfigError, CordsDPError, MechanismError
 from cords_dp.models.backbones import OUR_FEATURES, build_features
 
-if TYPE_CHECKING:
-    from torch import nn
+_SEEDED = threading.Lock()  # torch's global generator is shared by all threads: one model at a time draws from it
 
 
 def build_model(
@@ -54,7 +52,7 @@ def build_model(
     classes = class_count(section, of_data) or num_classes or (info.num_classes if info else None)
     if classes is None:
         raise ConfigError("model.numclasses", None, "say how many classes the data has")
-    with torch.random.fork_rng(devices=[]):
+    with _SEEDED, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if is_registered(name):
             builder = builder_of(name)

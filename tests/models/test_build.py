@@ -54,6 +54,21 @@ def test_the_seed_decides_the_weights_and_leaves_the_global_generator_alone():
     assert torch.equal(before, torch.get_rng_state())
 
 
+def test_threads_do_not_draw_from_each_others_seeds():
+    """Torch's generator is one for all threads."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    cfg = {"model": {"architecture": "LogisticRegNet", "input_dim": 300, "numclasses": 200}, "dataset": {}}
+
+    def weights(seed):
+        return next(build_model(cfg, seed=seed).parameters()).detach()
+
+    alone = {seed: weights(seed) for seed in range(4)}
+    with ThreadPoolExecutor(8) as pool:
+        for seed, drawn in zip([0, 1, 2, 3] * 25, pool.map(weights, [0, 1, 2, 3] * 25), strict=True):
+            assert torch.equal(drawn, alone[seed])
+
+
 @pytest.mark.parametrize("name", ["ScatterLinear", "ScatterCNN"])
 def test_scattering_models_take_raw_images_in_any_precision(name):
     """Modes are checked in float64, and datasets that are not ours reach the model as images."""
