@@ -154,7 +154,10 @@ SECTIONS: Mapping[str, Section] = {
             'with `feature="classimb"`: the share of the classes that is cut to a tenth',
         ),
         "balanced_validation": Key(flag, None, "keep the validation set balanced while classes are cut"),
-        "num_samples": Key(partial(whole, low=20, high=_MOST_SAMPLES), None, "records of the synthetic set"),
+        "num_samples": Key(
+            partial(whole, low=20, high=_MOST_SAMPLES), None,
+            "take only this many records of a published set's training records; or the size of the synthetic set",
+        ),
         "ss_path": Key(path, None, "CORDS' folder of self-supervised features; not used by private strategies"),
         "use_ss_if_exists": Key(flag, None, "CORDS' switch for them; not used by private strategies"),
         "max_length": Key(

@@ -36,6 +36,7 @@ from cords_dp.data.published import (
     feature_of,
     for_testing,
     held_out,
+    records_of,
     refuse_telling_rows,
     shift_set,
 )
@@ -74,7 +75,7 @@ def _built(cfg: Mapping[str, Any], rng: np.random.Generator, share: Share) -> Sp
         return _cords_dataset(section)
     if name == "synthetic":
         separation = float(section.get("class_separation") or 1.6)
-        parts = shift_set(section.get("num_samples") or 5000, separation, rng)
+        parts = shift_set(records_of(section, name), separation, rng)
         made = [array_set(x, y) for x, y in parts]
         return Splits(made[0], made[1], made[2], 2)
     info = DATASETS[name]
@@ -109,7 +110,7 @@ def _split(
     balanced_validation = bool(section.get("balanced_validation"))
     if feature == "classimb" and not balanced_validation:
         everything = cut_classes(labels, float(section["classimb_ratio"]), rng)
-    order = rng.permutation(everything)
+    order = rng.permutation(everything)[: section.get("num_samples")]
     validating = held_out(section, len(order))
     testing = for_testing(section, len(order))
     validation, rest = order[:validating], order[validating:]

@@ -80,6 +80,8 @@ def check_dataset(cfg: Mapping[str, Any], *, private: bool) -> None:
         source.check(cfg["dataset"], private=private)
         return
     if name not in DATASETS:
+        if (some := cfg["dataset"].get("num_samples")) is not None:
+            raise ConfigError("dataset.num_samples", some, f"takes a part of {', '.join(DATASETS)}; leave the key out")
         if private and name not in _CORDS_IMAGE_SETS and name not in TEXT_SETS:
             raise ConfigError("dataset.name", name, f"{_why_not(name)}; {_HAND_OVER}")
         return
@@ -135,10 +137,13 @@ def _check_built(section: Mapping[str, Any], name: str, feature: Any) -> None:
         raise ConfigError("dataset.validation_fraction", share, "the synthetic set has a validation set of its own")
     if name == "synthetic" and section.get("test_from_train") is not None:
         raise ConfigError("dataset.test_from_train", share, "the synthetic set has a test set of its own")
-    validating, testing = held_out(section, info.num_train), for_testing(section, info.num_train)
-    fits = validating + testing < info.num_train and (validating or share == 0)
+    total = records_of(section, name)
+    if name != "synthetic" and total > info.num_train:
+        raise ConfigError("dataset.num_samples", total, f"{name} has {info.num_train} records for training")
+    validating, testing = held_out(section, total), for_testing(section, total)
+    fits = validating + testing < total and (validating or share == 0)
     if name != "synthetic" and not fits:
-        raise ConfigError("dataset.validation_fraction", share, f"leaves no record of {info.num_train} on one side")
+        raise ConfigError("dataset.validation_fraction", share, f"leaves no record of {total} on one side")
     if name not in ("synthetic", "digits"):
         if section.get("datadir") is None:
             raise ConfigError("dataset.datadir", None, f"say in which folder {name} is, or where to put it")
@@ -184,11 +189,18 @@ def known_sizes(cfg: Mapping[str, Any]) -> tuple[int, int] | None:
     name, section = dataset_name(cfg), cfg["dataset"]
     if name not in DATASETS or feature_of(section) != "dss" or section.get("test") == PRIVATE:
         return None
+    total = records_of(section, name)
     if name == "synthetic":
-        total = section.get("num_samples") or 5000
         return total - 2 * (total // 10), total // 10
-    total = DATASETS[name].num_train
     return total - held_out(section, total) - for_testing(section, total), held_out(section, total)
+
+
+def records_of(section: Mapping[str, Any], name: str) -> int:
+    """Return how many records of a published set are split into D and V; of the synthetic one, also into the test set.
+
+    Which ones the seed of the data decides, not what they hold.
+    """
+    return section.get("num_samples") or (5000 if name == "synthetic" else DATASETS[name].num_train)
 
 
 def feature_of(section: Mapping[str, Any]) -> str:

@@ -90,6 +90,19 @@ def test_settings_can_be_chosen_without_the_published_test_set():
     assert (len(parts[0]), len(parts[1])) == known_sizes({"dataset": {"name": "digits", **section}})
 
 
+def test_a_part_of_a_published_set_is_drawn_by_the_seed_alone():
+    section = {"feature": "dss", "num_samples": 200}
+    splits, again = build("digits", **section), build("digits", **section)
+    assert (
+        (len(splits.train), len(splits.validation))
+        == (180, 20)
+        == known_sizes({"dataset": {"name": "digits", **section}})
+    )
+    assert splits.train.rows.tolist() == again.train.rows.tolist()
+    assert len({*splits.train.rows.tolist(), *splits.validation.rows.tolist()}) == 200
+    assert len(splits.test) == DATASETS["digits"].num_test
+
+
 @pytest.mark.parametrize("change", ["inverted_share", "rotated_share"])
 def test_other_images_are_in_the_training_set_alone(change):
     plain, mixed = build("digits", feature="shift"), build("digits", feature="shift", **{change: 0.9})

@@ -157,6 +157,8 @@ WILD = [
     ({"dataset": {"feature": "mildimb", "keep_range": (1.0, 0.5)}}, "dataset.keep_range"),
     ({"dataset": {"feature": "mildimb", "keep_range": 0.5}}, "dataset.keep_range"),
     ({"dataset": {"num_samples": 1}}, "dataset.num_samples"),
+    ({"dataset": {"name": "digits", "num_samples": 1438}}, "dataset.num_samples"),
+    ({"dataset": {"name": "imdb", "num_samples": 1438}}, "dataset.num_samples"),
     ({"dataset": {"class_separation": 0}}, "dataset.class_separation"),
     ({"dataloader": {"shuffle": "no"}}, "dataloader.shuffle"),
     ({"dataloader": {"batch_size": object()}}, "dataloader.batch_size"),
@@ -176,7 +178,7 @@ WILD = [
 @pytest.mark.parametrize(("changes", "key"), WILD, ids=[f"{i}-{key}" for i, (_, key) in enumerate(WILD)])
 def test_seen_in_the_wild(no_data, make_config, changes, key):
     if key == "dataset.num_samples":
-        changes["dataset"]["name"] = "synthetic"
+        changes["dataset"].setdefault("name", "synthetic")
     cfg = make_config("GLISTERDP", **{k: v for k, v in changes.items() if isinstance(v, dict)})
     cfg.update({k: v for k, v in changes.items() if not isinstance(v, dict)})
     if "numclasses" in cfg.model and "num_classes" in cfg.model:
