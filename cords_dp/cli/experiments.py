@@ -97,8 +97,8 @@ def _add_reproduce(commands: Any) -> None:
     parser.add_argument(
         "name",
         metavar="NAME",
-        help="main, imbalance, paper, ablation, networks, synthetic, timing, allocation, gains, robust, cut, frontier, "
-        "adult, all",
+        help="main, imbalance, paper, ablation, networks, resnet18, synthetic, timing, allocation, gains, robust, cut, "
+        "frontier, adult, all",
     )
     parser.add_argument(
         "--preset",

@@ -124,6 +124,9 @@ _BOTH = ("mnist", "cifar10")
 _PASSES = {"train_args": {"num_epochs": 6}, "dss_args": {"select_every": 3}}
 _FEW_IMAGES = {**_PASSES, "dataset": {"feature": "mildimb", "keep_range": [0.24, 0.3]}}  # about 16,000
 _FEWER_IMAGES = {**_PASSES, "dataset": {"feature": "mildimb", "keep_range": [0.048, 0.06]}}
+_EACH_EPOCH = {"train_args": {"num_epochs": 4}, "dss_args": {"select_every": 1}}
+_SOME_RECORDS = {**_EACH_EPOCH, "dataset": {"num_samples": 5000}, "dataloader": {"batch_size": 64}}
+_FEW_RECORDS = {**_EACH_EPOCH, "dataset": {"num_samples": 100}, "dataloader": {"batch_size": 2}}
 _ODD_CUT = {"cut_classes": [1, 3, 5, 7, 9], "cut_share": 0.05}
 _MOVED = {"label_noise": 0.4, "label_noise_kind": "pair"}
 
@@ -181,6 +184,16 @@ EXPERIMENTS: dict[str, Experiment] = {
         },
         methods=("GLISTERDP", "FullDP, equal compute"),
         changes={"dss_args": {"select_every": 2}},
+    ),
+    "resnet18": Experiment(
+        "CORDS' ResNet18 on a few CIFAR-10 images, end to end",
+        "over_fraction",
+        {
+            "quick": Scale(("cifar10",), (0.1,), seeds=1, paper_models=True, changes=_FEW_RECORDS),
+            "cpu": Scale(("cifar10",), (0.1,), seeds=1, paper_models=True, changes=_SOME_RECORDS),
+            "full": Scale(("cifar10",), (0.1, 0.3), seeds=3, paper_models=True),
+        },
+        methods=("GLISTERDP", "FullDP, equal compute"),
     ),
     "synthetic": Experiment(
         "The synthetic shift set: classes 1:9 in training, 6:4 in validation, 9:1 in test",
@@ -344,7 +357,8 @@ def experiment_jobs(name: str, preset: str, choice: Choice = Choice()) -> list[J
                 config.optimizer.lr_scale = rate
             if not any(job.config["dss_args"]["type"] == "GLISTERDP" for job in jobs):
                 # the run whose privacy the report shows: ε over its epochs costs some seconds of accounting
-                config.train_args.print_every = min(config.train_args.print_every, config.train_args.num_epochs // 5)
+                often = max(1, config.train_args.num_epochs // 5)
+                config.train_args.print_every = min(config.train_args.print_every, often)
             for override in choice.overrides:
                 apply_override(config, override)
             labels = {"experiment": name, "dataset": dataset, "method": method, "share": share, "budget": epsilon}
