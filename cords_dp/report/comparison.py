@@ -89,8 +89,8 @@ def _flat(config: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     for key, value in config.items():
         if isinstance(value, Mapping):
             values |= _flat(value, f"{before}{key}.")
-        elif value is not None:
-            values[f"{before}{key}"] = value
+        elif value is not None:  # kinds of runs are grouped by these values, which a list does not allow
+            values[f"{before}{key}"] = ", ".join(map(str, value)) if isinstance(value, list) else value
     return values
 
 

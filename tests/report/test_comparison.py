@@ -57,6 +57,11 @@ def test_kinds_are_told_apart_by_what_differs_but_seeds_and_places():
     assert differences([first, {**first, "train_args": {"seed": 3}}]) == [{}, {}]
 
 
+def test_kinds_that_differ_in_a_list_can_be_grouped():
+    cut, whole = ({"dss_args": {"type": "FullDP"}, "dataset": {"cut_classes": c}} for c in ([1, 3], None))
+    assert differences([cut, whole]) == [{"cut_classes": "1, 3"}, {"cut_classes": ""}]
+
+
 def test_settings_of_training_tell_runs_of_one_strategy_apart_where_nothing_else_does():
     rates = [{"dss_args": {"type": "FullDP"}, "optimizer": {"lr": lr}} for lr in (0.1, 1.0)]
     assert differences(rates) == [{"lr": 0.1}, {"lr": 1.0}]
