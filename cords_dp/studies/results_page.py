@@ -15,12 +15,18 @@ from typing import Any
 import pandas as pd
 
 from cords_dp.report.plots import plt, save, tidy_axis
-from cords_dp.report.tables import accuracy_tables, frontier_tables, to_markdown
+from cords_dp.report.tables import accuracy_tables, frontier_tables, mean_interval, mean_std, to_markdown
 from cords_dp.studies.paper import imbalance_table, published_frontier
 
 PAGES = ("results.md", "report.md")
 _MARK = re.compile(r"(<!-- table (?P<name>[a-z-]+) of (?P<files>[^>]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
-_NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "synthetic": "synthetic"}
+_NAMES = {
+    "mnist": "MNIST",
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "digits": "digits",
+    "synthetic": "synthetic",
+}
 _OURS, _PAPERS, _RIVAL = "#C44E52", "0.45", "#4C72B0"
 
 
@@ -76,10 +82,55 @@ def by_column(frame: pd.DataFrame) -> str:
     return to_markdown(table[["data", *table.columns.drop("data")]])
 
 
+def equal_gradients(frame: pd.DataFrame) -> str:
+    """Tabulate GLISTERDP beside FullDP with as many gradients, and their differences seed by seed, by scenario."""
+    tables = []
+    for dataset, runs in frame.groupby("dataset", sort=False):
+        rows = []
+        for share, words in ((0.1, "a tenth"), (1.0, "all")):
+            rival = "FullDP" if share == 1 else "FullDP, equal compute"
+            cells = runs[(runs["share"] == share) & runs["method"].isin(["GLISTERDP", rival])]
+            accuracy = cells.pivot_table(
+                index=["scenario", "seed"], columns="method", values="accuracy", sort=False
+            ).rename(columns={rival: "FullDP"})
+            points = (100 * (accuracy["GLISTERDP"] - accuracy["FullDP"])).groupby(level=0, sort=False)
+            for method in ("GLISTERDP", "FullDP"):
+                by_scenario = accuracy[method].groupby(level=0, sort=False).agg(mean_std)
+                rows.append({"gradients": words, "method": method, **_short(by_scenario)})
+            rows.append({"gradients": words, "method": "difference, by seed", **_short(points.agg(mean_interval))})
+        heading = f"{_NAMES[str(dataset)]}, ε = {runs['budget'].iloc[0]:g}"
+        table = pd.DataFrame(rows).fillna("")
+        tables.append(to_markdown(table.rename(columns={"gradients": f"{heading}: gradients"})))
+    return "\n\n".join(tables)
+
+
+def by_scenario(frame: pd.DataFrame) -> str:
+    """Tabulate methods over scenarios, with the data set, ε and the share of gradients before the method."""
+    rows = []
+    for (dataset, budget, share, method), cells in frame.groupby(["dataset", "budget", "share", "method"], sort=False):
+        means = cells.groupby("scenario", sort=False)["accuracy"].agg(mean_std)
+        data = f"{_NAMES[str(dataset)]}, ε = {budget:g}, {'all' if share == 1 else f'share {share:g}'}"
+        rows.append({"data": data, "method": method, **_short(means)})
+    return to_markdown(pd.DataFrame(rows).fillna(""))
+
+
+def _short(by_scenario: pd.Series) -> dict[str, str]:
+    """Key the values of scenarios by one word each."""
+    return {_WORDS.get(str(name), str(name)): str(value) for name, value in by_scenario.items()}
+
+
+_WORDS = {
+    "odd classes cut to 5 %": "cut",
+    "40 % of labels moved on": "moved",
+    "40 % of labels at random": "random",
+}
+
 TABLES: dict[str, Callable[[pd.DataFrame], str]] = {
     "beside-the-paper": beside_the_paper,
     "by-budget": by_budget,
     "by-column": by_column,
+    "by-scenario": by_scenario,
+    "equal-gradients": equal_gradients,
 }
 
 

@@ -45,6 +45,25 @@ def test_tables_over_a_column_say_their_data_and_budget(tmp_path):
     assert "*2 runs, one seed a cell.*" in page
 
 
+def test_differences_at_equal_gradients_are_those_of_the_same_seed(tmp_path):
+    scenario = {"scenario": "40 % of labels moved on"}
+    tenth = rows("GLISTERDP", 0.1, (0.50, 0.60), **scenario) + rows(
+        "FullDP, equal compute", 0.1, (0.49, 0.58), **scenario
+    )
+    whole = rows("GLISTERDP", 1.0, (0.70,), **scenario) + rows("FullDP", 1.0, (0.75,), **scenario)
+    page = filled(tmp_path, "equal-gradients", tenth + whole)
+    assert "| CIFAR-100, ε = 3: gradients | method | moved |" in page
+    assert "| a tenth | difference, by seed | +1.50 ± 6.35 |" in page  # Student's t with one degree of freedom
+    assert "| all | FullDP | 75.00 |" in page
+    assert "| all | difference, by seed | -5.00 |" in page
+
+
+def test_scenarios_are_columns(tmp_path):
+    page = filled(tmp_path, "by-scenario", rows("ClassWeightsDP", 0.1, (0.5, 0.6), scenario="odd classes cut to 5 %"))
+    assert "| data | method | cut |" in page
+    assert "| CIFAR-100, ε = 3, share 0.1 | ClassWeightsDP | 55.00 ± 7.07 |" in page
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_says_what_its_rows_say(name):
     page = (DOCS / name).read_text()
