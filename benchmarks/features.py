@@ -45,7 +45,7 @@ def main() -> None:
         start = time.perf_counter()
         compile_scattering(*shape[1:])
         compiling = time.perf_counter() - start
-        mirrored = Leaves(shape, mirrored=True)
+        mirrored = Leaves(shape, "mirrored")
         mirrored(images[:2].float())  # its whitening, once on a machine
         for busy in (False, True):
             with _busy_process() if busy else contextlib.nullcontext():

@@ -225,8 +225,8 @@ SECTIONS: Mapping[str, Section] = {
         "args": Key(section, None, "further arguments of the architecture"),
         "features": Key(
             text, None,
-            "frozen features below the head: `scattering`, `leaves` (`leaves:mirrored`: images that mean the "
-            "same in a mirror), `torchvision:NAME`, `sentence:FOLDER`, your own",
+            "frozen features below the head: `scattering`, `leaves` (`leaves:mirrored`, `leaves:steady`: "
+            "images that mean the same in a mirror), `torchvision:NAME`, `sentence:FOLDER`, your own",
         ),
         "weights": Key(path, None, "a file with the backbone's weights"),
         "feature_cache": Key(flag, None, "keep the records' features on disk, for their owner alone"),

@@ -73,7 +73,7 @@ _IMAGES: dict[str, Any] = {
 }
 _PHOTOGRAPHS: dict[str, Any] = {
     **_SCATTERING,
-    "model": {"architecture": "LinearHead", "features": "leaves:mirrored"},
+    "model": {"architecture": "LinearHead", "features": "leaves:steady"},
     "train_args": {"num_epochs": 30},
     "dss_args": {"select_every": 5},
 }

@@ -18,7 +18,7 @@ from cords_dp.models.features import Features, FrozenFeatures, module_features, 
 from cords_dp.models.scattering import Scattering
 from cords_dp.models.sentences import check_sentence_model, sentence_features
 
-OUR_FEATURES = ("scattering", "leaves", "leaves:mirrored")  # of images, from nothing but their names
+OUR_FEATURES = ("scattering", "leaves", "leaves:mirrored", "leaves:steady")  # of images, from nothing but their names
 _SIDE = 224  # what torchvision's classifiers were trained on
 _IMAGENET = PixelConstants((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _SMALLEST = 8  # pixels a side that two scales of wavelets need
@@ -70,7 +70,7 @@ def _leaves(name: str, input_shape: Sequence[int]) -> Features:
 
     if not readable(input_shape):
         raise ConfigError("model.features", name, "is for grey or colour images of at least 8×8 pixels")
-    return Leaves(input_shape, mirrored=name.endswith(":mirrored"))
+    return Leaves(input_shape, name.partition(":")[2] or "plain")
 
 
 # --- torchvision -----------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from scipy.special import ndtri
 from torch import Tensor
+from torch.nn import functional as F
 
 _LEAVES = 120  # for each image; the first one is the ground
 _FINER = 2  # leaves fall on a finer grid, whose pixels are averaged: edges get soft as in a camera
@@ -40,6 +41,22 @@ def dead_leaves(count: int, shape: Sequence[int], *, seed: int) -> Tensor:
         some += _texture(random, some.shape)
     images /= images.std(axis=(1, 2, 3), keepdims=True)
     return torch.from_numpy((np.round(images / _STEP) * _STEP).astype(np.float32))
+
+
+def other_views(images: Tensor, *, seed: int) -> Tensor:
+    """The images as seen again: moved, nearer, turned a little, in other light, each in its own way."""
+    count, channels = images.shape[:2]
+    draws = np.random.Generator(np.random.PCG64(seed)).random((count, 7 + 2 * channels))
+    uniform, normal = torch.from_numpy(2 * draws[:, :5] - 1).float(), torch.from_numpy(ndtri(draws[:, 5:])).float()
+    nearness, turn = 0.85 + 0.2 * uniform[:, 0], 0.2 * uniform[:, 1]
+    cosine, sine = nearness * turn.cos(), nearness * turn.sin()
+    places = torch.stack([cosine, -sine, 0.25 * uniform[:, 2], sine, cosine, 0.25 * uniform[:, 3]], dim=1)
+    grid = F.affine_grid(places.view(-1, 2, 3), list(images.shape), align_corners=False)
+    seen = F.grid_sample(images, grid, padding_mode="reflection", align_corners=False)
+    light, gain, shift, *_ = normal[:, :, None, None].split([2, channels, channels], dim=1)
+    grey = seen.mean(dim=1, keepdim=True)
+    seen = grey + (seen - grey) * (1 + 0.6 * uniform[:, 4, None, None, None])
+    return (seen * (0.15 * gain).exp() + 0.15 * shift) * (0.2 * light[:, :1]).exp() + 0.3 * light[:, 1:]
 
 
 def _leaves(draws: np.ndarray, height: int, width: int) -> np.ndarray:

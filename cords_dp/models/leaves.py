@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cords_dp.models.dead_leaves import dead_leaves
+from cords_dp.models.dead_leaves import dead_leaves, other_views
 from cords_dp.models.features import unit_mean_square
 from cords_dp.models.leaf_filters import CHANNELS, COUNT, SIDE, contrast_patches, leaf_filters
 from cords_dp.models.scattering import compile_scattering, scattering_maps
-from cords_dp.models.whitening import POWER, Whitening, remembered_whitening
+from cords_dp.models.whitening import POWER, Whitening, remembered_whitening, steady_whitening, whitening
 from cords_dp.progress import shown_bar
 
 _VERSION = 1  # of what is computed here: part of the names of files that hold it
@@ -33,21 +33,25 @@ _THRESHOLD = 0.25  # responses below it, either way, count as none
 _AT_A_TIME = 4  # images whose responses the nearest caches hold
 _SEED = 2
 _LEAVES = {"scattering": 500, "filters": 2000}  # images that whitening is fitted on: 1,600 channels need many
+_PAIRS = 2  # times as many are seen twice, where what two views share is what counts
 
 
 class Leaves:
-    """Images N×C×H×W → rows. ``mirrored``: of an image and its mirror image together, so that both give the same row.
+    """Images N×C×H×W → rows. "mirrored": of an image and its mirror image together, so that both give the same row.
 
-    Half of the features then say the same as the other half and are left out: noise is spent on what matters.
+    Half of the features then say the same as the other half and are left out: noise is spent on what matters. "steady":
+    besides, wavelets' answers are compressed by a fourth root, and what an image shares with another view of it (moved,
+    nearer, in other light) weighs more than what it does not: `steady_whitening`.
     """
 
     name = "leaves"
     uses_one_core = True
     batch = 64
 
-    def __init__(self, input_shape: Sequence[int], *, mirrored: bool = False):
-        self.input_shape, self.mirrored = tuple(input_shape), mirrored
-        self.settings = (_VERSION, POWER, mirrored, self.input_shape)
+    def __init__(self, input_shape: Sequence[int], kind: str = "plain"):
+        self.input_shape, self.kind = tuple(input_shape), kind
+        mirrored = kind != "plain"
+        self.settings = (_VERSION, POWER, kind if kind == "steady" else mirrored, self.input_shape)
         channels, height, width = self.input_shape
         columns = width // 4
         self._sizes = (
@@ -64,14 +68,14 @@ class Leaves:
         text = "{desc}, once on this machine … {elapsed}"
         with shown_bar(desc="compiling the wavelets", bar_format=text, shown=progress, leave=False):
             compile_scattering(*self.input_shape[1:])
-            _whitenings(self.input_shape, self.mirrored)
+            _whitenings(self.input_shape, self.kind)
 
     @torch.no_grad()
     def __call__(self, records: Tensor) -> Tensor:
         numbers = records.float()
         parts = []
-        for family, white in zip(_FAMILIES.values(), _whitenings(self.input_shape, self.mirrored), strict=True):
-            rows = unit_mean_square(white(family(numbers, self.mirrored)))
+        for family, white in zip(_FAMILIES.values(), _whitenings(self.input_shape, self.kind), strict=True):
+            rows = unit_mean_square(white(family(numbers, self.kind)))
             # every family has the same share of a row's length
             parts.append(rows * (self.feature_shape[0] / len(_FAMILIES) / rows.shape[1]) ** 0.5)
         finite = torch.isfinite(numbers).flatten(1).all(dim=1, keepdim=True)
@@ -81,23 +85,26 @@ class Leaves:
 # --- the two families ------------------------------------------------------------------------------------------------
 
 
-def _scattering(images: Tensor, mirrored: bool) -> Tensor:
+def _scattering(images: Tensor, kind: str) -> Tensor:
     def maps(x: Tensor) -> Tensor:
         return scattering_maps(x, tuple(x.shape[1:]))
 
-    both = _with_mirror_image(maps, images, mirrored)
-    return both[..., : -(-both.shape[-1] // 2)] if mirrored else both
+    both = _with_mirror_image(maps, images, kind)
+    if kind == "steady":
+        smooth = torch.arange(both.shape[1]) % 81 == 0  # the image itself, which has a sign
+        both = torch.where(smooth.reshape(1, -1, 1, 1).to(both.device), both, both.clamp_min(0).sqrt().sqrt())
+    return both if kind == "plain" else both[..., : -(-both.shape[-1] // 2)]
 
 
-def _filter_responses(images: Tensor, mirrored: bool) -> Tensor:
-    return _with_mirror_image(_pooled_responses, images, mirrored)
+def _filter_responses(images: Tensor, kind: str) -> Tensor:
+    return _with_mirror_image(_pooled_responses, images, kind)
 
 
-_FAMILIES: dict[str, Callable[[Tensor, bool], Tensor]] = {"scattering": _scattering, "filters": _filter_responses}
+_FAMILIES: dict[str, Callable[[Tensor, str], Tensor]] = {"scattering": _scattering, "filters": _filter_responses}
 
 
-def _with_mirror_image(maps: Callable[[Tensor], Tensor], images: Tensor, mirrored: bool) -> Tensor:
-    return (maps(images) + maps(images.flip(-1))) / 2 if mirrored else maps(images)
+def _with_mirror_image(maps: Callable[[Tensor], Tensor], images: Tensor, kind: str) -> Tensor:
+    return maps(images) if kind == "plain" else (maps(images) + maps(images.flip(-1))) / 2
 
 
 def _pooled_responses(images: Tensor) -> Tensor:
@@ -129,18 +136,25 @@ def _cells(height: int, width: int) -> Tensor:
 
 
 @lru_cache(maxsize=4)
-def _whitenings(shape: tuple[int, ...], mirrored: bool) -> tuple[Whitening, ...]:
-    return tuple(_whitening(name, shape, mirrored) for name in _FAMILIES)
+def _whitenings(shape: tuple[int, ...], kind: str) -> tuple[Whitening, ...]:
+    return tuple(_whitening(name, shape, kind) for name in _FAMILIES)
 
 
-def _whitening(family: str, shape: tuple[int, ...], mirrored: bool) -> Whitening:
-    def maps() -> Tensor:
-        images = dead_leaves(_LEAVES[family], shape, seed=_SEED)
-        return torch.cat([_FAMILIES[family](part, mirrored) for part in images.split(_AT_A_TIME * 16)])
+def _whitening(family: str, shape: tuple[int, ...], kind: str) -> Whitening:
+    def maps(images: Tensor) -> Tensor:
+        return torch.cat([_FAMILIES[family](part, kind) for part in images.split(_AT_A_TIME * 16)])
 
-    size, kind = "x".join(map(str, shape)), "mirrored" if mirrored else "plain"
-    channels = 81 * shape[0] if family == "scattering" else 2 * COUNT
-    return remembered_whitening(f"leaves-{_VERSION}-{POWER}-{family}-{size}-{kind}", channels, maps)
+    def fitted() -> Whitening:
+        if kind != "steady":
+            return whitening(maps(dead_leaves(_LEAVES[family], shape, seed=_SEED)))
+        images = dead_leaves(_PAIRS * _LEAVES[family], shape, seed=_SEED)
+        return steady_whitening(*(maps(other_views(images, seed=_SEED + view)) for view in (1, 2)))
+
+    channels, gains = 2 * COUNT, (_GRID, _GRID)
+    if family == "scattering":
+        channels, gains = 81 * shape[0], (shape[1] // 4, -(-(shape[2] // 4) // 2))
+    name = f"leaves-{_VERSION}-{POWER}-{family}-{'x'.join(map(str, shape))}-{kind}"
+    return remembered_whitening(name, channels, fitted, gains if kind == "steady" else ())
 
 
 def readable(shape: Sequence[int]) -> bool:

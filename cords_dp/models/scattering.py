@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from cords_dp.models.dead_leaves import dead_leaves
 from cords_dp.models.heads import LinearHead
-from cords_dp.models.whitening import POWER, Whitening, remembered_whitening
+from cords_dp.models.whitening import POWER, Whitening, remembered_whitening, whitening
 from cords_dp.progress import shown_bar
 
 ANGLES = 8
@@ -193,7 +193,8 @@ def _prior(shape: tuple[int, ...]) -> Whitening:
         images = dead_leaves(_PRIOR_IMAGES, shape, seed=0)
         return torch.cat([scattering_maps(part, shape) for part in images.split(_BATCH)])
 
-    return remembered_whitening(f"scattering-{POWER}-{'x'.join(map(str, shape))}", 81 * shape[0], maps)
+    name = f"scattering-{POWER}-{'x'.join(map(str, shape))}"
+    return remembered_whitening(name, 81 * shape[0], lambda: whitening(maps()))
 
 
 class ScatterLinear(LinearHead):

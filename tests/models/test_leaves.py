@@ -12,8 +12,9 @@ from cords_dp.errors import ConfigError
 from cords_dp.models import leaf_filters, leaves
 from cords_dp.models.backbones import build_features
 from cords_dp.models.build import build_model
-from cords_dp.models.dead_leaves import dead_leaves
+from cords_dp.models.dead_leaves import dead_leaves, other_views
 from cords_dp.models.leaves import Leaves
+from cords_dp.models.whitening import frequencies, steady_whitening
 
 SHAPE = (3, 16, 16)
 
@@ -65,9 +66,9 @@ def test_k_means_does_not_depend_on_how_sums_are_ordered():
     assert np.array_equal(torch.from_numpy(rows) @ torch.from_numpy(rows).T, exact)
 
 
-@pytest.mark.parametrize("mirrored", [False, True])
-def test_a_row_is_a_function_of_its_image(mirrored):
-    features = Leaves(SHAPE, mirrored=mirrored)
+@pytest.mark.parametrize("kind", ["plain", "mirrored", "steady"])
+def test_a_row_is_a_function_of_its_image(kind):
+    features = Leaves(SHAPE, kind)
     one = dead_leaves(5, SHAPE, seed=9)
     other = one.clone()
     other[1:] = -3 * other[1:].flip(-1) + 1
@@ -81,8 +82,9 @@ def test_a_row_is_a_function_of_its_image(mirrored):
     torch.testing.assert_close(rows.square().mean(dim=1), torch.ones(5))
 
 
-def test_no_row_is_longer_than_the_head_believes():
-    features = Leaves(SHAPE)
+@pytest.mark.parametrize("kind", ["plain", "steady"])
+def test_no_row_is_longer_than_the_head_believes(kind):
+    features = Leaves(SHAPE, kind)
     hard = torch.stack([torch.zeros(SHAPE), torch.full(SHAPE, 1e30), torch.full(SHAPE, 1e-30), torch.randn(SHAPE)])
     rows = features(hard)
     lengths = rows[torch.isfinite(rows).all(dim=1)].norm(dim=1)
@@ -90,27 +92,54 @@ def test_no_row_is_longer_than_the_head_believes():
     assert (lengths <= 1.0001 * features.feature_shape[0] ** 0.5).all()
 
 
-def test_mirrored_features_do_not_tell_left_from_right():
+@pytest.mark.parametrize("kind", ["mirrored", "steady"])
+def test_mirrored_features_do_not_tell_left_from_right(kind):
     images = dead_leaves(3, SHAPE, seed=3)
-    mirrored, plain = Leaves(SHAPE, mirrored=True), Leaves(SHAPE)
+    mirrored, plain = Leaves(SHAPE, kind), Leaves(SHAPE)
     torch.testing.assert_close(mirrored(images), mirrored(images.flip(-1)), atol=1e-3, rtol=1e-3)
     assert (plain(images) - plain(images.flip(-1))).abs().max() > 0.5
     assert mirrored.feature_shape < plain.feature_shape
     assert mirrored.settings != plain.settings, "they are other files on disk"
 
 
-def test_whitening_is_kept_and_a_forged_file_is_made_again(own_cache):
+@pytest.mark.parametrize("shape", [SHAPE, (1, 28, 28)])
+def test_other_views_are_the_same_for_everyone_and_like_their_image(shape):
+    images = dead_leaves(40, shape, seed=11)
+    views = other_views(images, seed=4)
+    assert torch.equal(views, other_views(images, seed=4))
+    assert not torch.equal(views, other_views(images, seed=5))
+    assert (views - images).abs().mean() > 0.3
+    like, unlike = (torch.cosine_similarity(images.flatten(1), some.flatten(1)) for some in (views, views.roll(1, 0)))
+    assert like.mean() > 0.3 > unlike.mean() + 0.1
+
+
+def test_what_two_views_share_weighs_most():
+    """Of three directions one is the same in both views, one is half noise and one all noise, however large."""
+    draw = torch.Generator().manual_seed(0)
+    shared, *noise = (torch.randn(4000, 3, 2, 2, generator=draw) for _ in range(3))
+    share = torch.tensor([1.0, 0.5, 0.0]).reshape(1, 3, 1, 1)
+    one, other = (share.sqrt() * shared + (1 - share).sqrt() * some for some in noise)
+    one[:, 2], other[:, 2] = 50 * one[:, 2], 50 * other[:, 2]
+    white = steady_whitening(one, other)
+    assert white(one).std(dim=(0, 2, 3)) == pytest.approx([1.0, 0.5**0.5, 0.055], abs=0.06)
+    assert white.gain == pytest.approx(torch.ones(2, 2).numpy(), abs=0.05)
+    rows = torch.randn(2, 3, 5, 4, generator=draw)
+    torch.testing.assert_close(frequencies(rows).norm(), rows.norm())
+
+
+@pytest.mark.parametrize("kind", ["plain", "steady"])
+def test_whitening_is_kept_and_a_forged_file_is_made_again(own_cache, kind):
     images = dead_leaves(2, SHAPE, seed=3)
-    rows = Leaves(SHAPE)(images)
-    files = sorted((own_cache / "features").glob("*-3x16x16-plain.npz"))
+    rows = Leaves(SHAPE, kind)(images)
+    files = sorted((own_cache / "features").glob(f"*-3x16x16-{kind}.npz"))
     assert len(files) == 2
     leaves._whitenings.cache_clear()
-    assert torch.equal(Leaves(SHAPE)(images), rows)
+    assert torch.equal(Leaves(SHAPE, kind)(images), rows)
     for mean, matrix in FORGED:
-        np.savez(files[1], mean=np.float32(mean), matrix=np.float32(matrix))
+        np.savez(files[1], mean=np.float32(mean), matrix=np.float32(matrix), gain=np.float32(mean))
         files[0].write_bytes(b"no whitening")
         leaves._whitenings.cache_clear()
-        torch.testing.assert_close(Leaves(SHAPE)(images), rows)
+        torch.testing.assert_close(Leaves(SHAPE, kind)(images), rows)
 
 
 FORGED = [(0.0, 0.0), (np.zeros(1), np.ones((1, 1))), (np.zeros(1600), np.full((1600, 1600), np.nan))]
@@ -125,7 +154,7 @@ def test_names_and_shapes_that_have_no_leaves_are_refused():
 
 
 def test_a_head_on_leaves_reads_images_and_ready_features():
-    config = {"model": {"architecture": "LinearHead", "features": "leaves:mirrored"}, "dataset": {"name": "custom"}}
+    config = {"model": {"architecture": "LinearHead", "features": "leaves:steady"}, "dataset": {"name": "custom"}}
     model = build_model(config, seed=0, num_classes=4, input_shape=(1, 28, 28))
     images = dead_leaves(3, (1, 28, 28), seed=1)
     ready = model.input_transform(images)

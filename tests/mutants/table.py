@@ -1422,8 +1422,8 @@ LEAVES = "models/test_leaves.py::"
 _FROZEN = [
     _mutant(
         "leaves-centred-by-batch", "features of leaves are centred by the mean of the images in a batch",
-        ("rows = unit_mean_square(white(family(numbers, self.mirrored)))",
-         "rows = unit_mean_square((m := white(family(numbers, self.mirrored))) - m.mean(dim=0))"),
+        ("rows = unit_mean_square(white(family(numbers, self.kind)))",
+         "rows = unit_mean_square((m := white(family(numbers, self.kind))) - m.mean(dim=0))"),
         LEAVES + "test_a_row_is_a_function_of_its_image",
     ),
     _mutant(
