@@ -187,7 +187,7 @@ def _written(trainer: TrainClassifier, out: Path) -> RunResult:
     assert trainer.model is not None
     write_durably(out / "model.pt", weights(trainer.model))
     if trainer.run.subset.publish_subset:
-        write_durably(out / "subset.json", json.dumps(trainer.published_rows()))
+        write_durably(out / "subset.json", json.dumps(trainer.session.published_rows()))
     if about := about_run(trainer, out, card.classes):
         write_durably(out / "about.json", json.dumps(about, indent=2))
     result = replace(_summary(trainer, out), metrics=measured)
@@ -226,8 +226,8 @@ def _summary(trainer: TrainClassifier, out: Path) -> RunResult:
         epsilon=cost.epsilon if cost else math.inf,
         epsilon_allowed=plan.privacy.epsilon if plan else math.inf,
         delta=cost.delta if cost else 0.0,
-        train_seconds=trainer.shown_seconds(trainer.train_seconds),
-        selection_seconds=trainer.shown_seconds(trainer.selection_seconds),
+        train_seconds=trainer.session.shown_seconds(trainer.train_seconds),
+        selection_seconds=trainer.session.shown_seconds(trainer.selection_seconds),
         out=str(out),
     )
 
@@ -264,7 +264,7 @@ def measured_metrics(trainer: TrainClassifier, classes: tuple[str, ...]) -> dict
     if classes:  # a network may have more outputs than the set has classes
         classes = (*classes, *map(str, range(len(classes), outputs.shape[1])))
     if run.regression:
-        targets, outputs = trainer.in_unit(targets), trainer.in_unit(outputs)
+        targets, outputs = trainer.session.in_unit(targets), trainer.session.in_unit(outputs)
     section = run.config["train_args"]
     groups = groups_of(test, section.get("metrics_by"))
     if groups is not None and len(groups[0]) != len(targets):  # labels that are no class, in a set that was handed over

@@ -33,6 +33,7 @@ from tqdm import tqdm
 
 from cords_dp.config.settings import PRIVATE, PUBLIC, UNREAD
 from cords_dp.errors import ConfigError, how_to_install
+from cords_dp.evaluation.released import ReleasedTest
 from cords_dp.planning import PrivacyPlan
 from cords_dp.progress import quiet, shown_bar
 from cords_dp.training.metrics import ALL_LABELS, History, scores
@@ -100,6 +101,18 @@ def log_results(
             name = "Time" if column == "time" else ALL_LABELS[column]
             logger.info("%s: %s", name, " , ".join(str(v) for v in history.column(column)))
     logger.info("Total time taken by %s = %.4f ", kind, seconds)
+
+
+def log_released(tested: ReleasedTest, history: History, shown: Sequence[str], logger: logging.Logger) -> None:
+    """Log what was released of a private test set, and let the last row have it under CORDS' names."""
+    found = tested.metrics()
+    known = {name: row for name, row in found.items() if isinstance(row, dict) and row["value"] is not None}
+    names = {"accuracy": "acc", "rmse": "rmse", "r2": "r2", "log_loss": "loss"}
+    if history.rows:
+        released = {f"tst_{short}": known[name]["value"] for name, short in names.items() if name in known}
+        history.rows[-1].update({name: value for name, value in released.items() if name not in shown})
+    words = ", ".join(f"{n} {r['value']:.4f} ({r['low']:.4f} to {r['high']:.4f})" for n, r in known.items())
+    logger.info("Released of the private test set, with noise and 95 %% intervals: %s.", words)
 
 
 def progress_bar(name: str, steps: int, *, done: int = 0, secret_pool: bool, shown: bool) -> tqdm:

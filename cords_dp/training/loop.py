@@ -44,7 +44,6 @@ import cords_dp.cords  # noqa: F401 - CORDS' modules, which a script with a loop
 from cords_dp.accounting import Ledger
 from cords_dp.config.settings import AUTO
 from cords_dp.config.values import suggest, whole
-from cords_dp.data.handed_over import as_records, checked_splits, refuse_shared_records, with_owners
 from cords_dp.data.record_set import Splits
 from cords_dp.errors import BudgetExceededError, ConfigError, MechanismError
 from cords_dp.models.build import check_input
@@ -54,9 +53,10 @@ from cords_dp.planning import Cost, PrivacyPlan
 from cords_dp.planning.statement import privacy_report, write_statement
 from cords_dp.processes import current_world
 from cords_dp.training.poisson import Batch
+from cords_dp.training.preparing import planned_records
+from cords_dp.training.private_session import PrivateSession
 from cords_dp.training.provenance import about_handed_over
 from cords_dp.training.resolve import resolve
-from cords_dp.training.session import PrivateSession
 
 _LIVE = ("model", "loss", "eta", "num_classes", "num_epochs", "device", "collate_fn")  # CORDS' objects in dss_args
 _MEANINGLESS = ("shuffle", "pin_memory", "num_workers", "drop_last")  # DataLoader's; batches are Poisson draws here
@@ -107,15 +107,11 @@ class PrivateLoader:
         self._check_run()
         for warning in self._run.notes:
             self.logger.warning(warning)
-        self._data = _splits(trainloader, valloader, dss_args)
+        splits = _splits(trainloader, valloader, dss_args)
         self._run = self._run.for_owners(owned=owners is not None)
-        if owners is not None:
-            self._data = with_owners(self._data, owners, validation=valloader is not None)
-        units = as_records(self._data.train).units, as_records(self._data.validation).units
-        plan = self._run.plan(units[0], 0 if valloader is None else units[1])
+        self._data, plan = planned_records(self._run, splits, owners=owners, validation=valloader is not None)
         assert plan is not None
         self.plan: PrivacyPlan = plan
-        refuse_shared_records(self._data, validation_is_read=plan.validation_is_read, test_is_shown=False)
         beside = None if self.folder is None else self.folder / "private-loop.pt"
         # never closed: nobody can say when a loop has ended, so its whole plan counts in an account
         self._session = PrivateSession(self._run, plan, checkpoint=beside, resumable=False, logger=self.logger)
@@ -328,8 +324,7 @@ def _splits(trainloader: DataLoader, valloader: DataLoader | None, dss_args: Map
     classes = whole("dss_args.num_classes", dss_args.get("num_classes"), low=2)
     train: Dataset = trainloader.dataset
     validation = train if valloader is None else valloader.dataset
-    # the test set is the loop's business: V, checked as V is, stands in its place
-    return checked_splits(Splits(train, validation, None, classes), private=True)
+    return Splits(train, validation, None, classes)  # the test set is the loop's business
 
 
 def _folder(given: str | Path | None, logger: logging.Logger) -> Path | None:

@@ -196,15 +196,13 @@ class Measuring:
     Nothing is released here: metrics of private records are left out before (`log.allowed_metrics`) unless the user
     asked for them, and ε follows from the ledger.
 
-    shown: the metrics that may be measured and logged. rows: where rows go besides the history. in_unit: brings what a
-    regression predicts to the target's own unit.
+    shown: the metrics that may be measured and logged. rows: where rows go besides the history.
     """
 
     session: Session
     history: History
     shown: list[str]
     rows: RowLogger
-    in_unit: Callable[[np.ndarray], np.ndarray]
     best: bool  # does the log show the best accuracy so far, as a checkout of CORDS does?
 
     def metrics(self) -> dict[str, float]:
@@ -223,7 +221,7 @@ class Measuring:
         batches = evaluation_batches(dataset, run.config, private=session.plan is not None)
         model, loss, world = session.released, session.loss, session.world
         if run.regression:
-            return evaluate_regression(model, batches, loss, run.device, in_unit=self.in_unit, world=world)
+            return evaluate_regression(model, batches, loss, run.device, in_unit=session.in_unit, world=world)
         return evaluate(model, batches, loss, run.device, world=world)
 
     def costs(self, epoch: int) -> dict[str, float]:

@@ -428,9 +428,9 @@ def noisy_score(trainer: TrainClassifier, release: Release, metric: str = ACCURA
         secure=trainer.plan is not None and trainer.plan.privacy.secure_noise,
     )
     if metric != ACCURACY:
-        total = counts_of(trainer.session, trainer.data.validation, trainer.in_unit)
+        total = counts_of(trainer.session, trainer.data.validation)
         vector = releases.gaussian(release.name, total)
-        found = as_released(trainer.session, vector, releases.noise_multiplier(release.name), trainer.in_unit)
+        found = as_released(trainer.session, vector, releases.noise_multiplier(release.name))
         value = found.metrics()[metric]["value"]
         return math.nan if value is None else float(value)
     validation, (_, criterion) = trainer.data.validation, trainer.loss_function()
