@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from cords_dp.data.feature_cache import threads_for
 from cords_dp.data.owners import Numbered, named_owners, owner_rows, refuse_no_owners
 from cords_dp.data.record_set import RecordSet, Splits
 from cords_dp.data.sources.base import VALIDATION_FRACTION, Facts
@@ -54,7 +53,7 @@ def trained(run: Run, given: Given, owners: Any = None) -> tuple[PrivateSession,
             repeated = tally(row_digests(given.records), plan.privacy.epsilon, delta, plan.privacy.unit)
         try:
             session.open(data, model, built=False)
-            with threads_for_steps(model, prepared.record, plan.shape.batch_size), threads_for(session.data.train):
+            with threads_for_steps(model, prepared.record, plan.shape.batch_size), session.threads():
                 _take_all_steps(session)
         finally:
             session.close()

@@ -226,8 +226,8 @@ def _summary(trainer: TrainClassifier, out: Path) -> RunResult:
         epsilon=cost.epsilon if cost else math.inf,
         epsilon_allowed=plan.privacy.epsilon if plan else math.inf,
         delta=cost.delta if cost else 0.0,
-        train_seconds=trainer.session.shown_seconds(trainer.train_seconds),
-        selection_seconds=trainer.session.shown_seconds(trainer.selection_seconds),
+        train_seconds=trainer.session.shown_seconds(trainer.session.train_seconds),
+        selection_seconds=trainer.session.shown_seconds(trainer.session.selection_seconds),
         out=str(out),
     )
 
@@ -251,9 +251,9 @@ def measured_metrics(trainer: TrainClassifier, classes: tuple[str, ...]) -> dict
 
     Empty where nothing may be told, and where each process has a part of a public test set.
     """
-    if trainer.tested is not None:
+    if trainer.session.tested is not None:
         wanted = trainer.run.config["train_args"].get("metrics")
-        return metrics_released(trainer.tested, classes=classes, wanted=wanted)
+        return metrics_released(trainer.session.tested, classes=classes, wanted=wanted)
     if trainer.world.size > 1 or trainer.model is None or trainer.data is None or trainer.run.test != PUBLIC:
         return {}
     run, test = trainer.run, trainer.data.test

@@ -24,6 +24,9 @@ class CordsSession(Session):
         streams = Streams(self.run.seed, reproducible=self.run.seed is not None)
         self.source = self._built_strategy(streams.numpy("coins"), None)
 
+    def steps_in(self, epochs: int) -> int:
+        return epochs * len(self.source)
+
     def _take_steps(self, epoch: int, after_step: Callable[[], None]) -> dict[str, float]:
         self.model.train()
         loss_sum, correct, seen = 0.0, 0, 0

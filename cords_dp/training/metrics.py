@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -205,7 +205,14 @@ class Measuring:
     rows: RowLogger
     best: bool  # does the log show the best accuracy so far, as a checkout of CORDS does?
 
-    def metrics(self) -> dict[str, float]:
+    def measure(self, epoch: int, subset_metrics: Mapping[str, float]) -> None:
+        """Measure after an epoch, all processes together; rank 0 writes the row down."""
+        row: dict[str, Any] = {"epoch": epoch, "time": self.session.shown_seconds(), **self._metrics()}
+        if self.session.world.main:
+            row.update({key: value for key, value in subset_metrics.items() if key in self.shown})
+            self._tell({**row, **self.costs(epoch)})
+
+    def _metrics(self) -> dict[str, float]:
         """Measure losses and accuracies (of a regression: RMSE and R²) of the sets that are shown, all processes
         together."""
         found: dict[str, float] = {}
@@ -237,8 +244,7 @@ class Measuring:
         found.update({f"epsilon_{phase.replace(' ', '_')}": bound.epsilon for phase, bound in cost.phases.items()})
         return found
 
-    def tell(self, row: dict[str, Any]) -> None:
-        """Write down a row. The main process alone does."""
+    def _tell(self, row: dict[str, Any]) -> None:
         run = self.session.run
         self.history.rows.append(row)
         self.session.logger.info(self.history.line(self.shown, best=self.best))

@@ -30,8 +30,8 @@ from cords_dp.noise.generators import Streams
 from cords_dp.planning import PrivacyPlan
 from cords_dp.processes import World
 from cords_dp.training.checkpoint import ledger_path
+from cords_dp.training.opening import share_of
 from cords_dp.training.optim import build_optimizer, build_scheduler, planned_learning_rate
-from cords_dp.training.private_session import share_of
 from cords_dp.training.resolve import Run, sizes_of
 
 BuildModel = Callable[[int, Sequence[int], Facts | None], nn.Module]
@@ -122,7 +122,7 @@ def planned_records(
 
 def _load_dataset(run: Run, world: World) -> Splits:
     """Load the configured data; of several processes each reads its share where it can."""
-    return build_dataset(run.config, Streams(run.seed).numpy("data"), share_of(world, run.config))
+    return build_dataset(run.config, Streams(run.seed).numpy("data"), share_of(world, run))
 
 
 def _completed(run: Run, plan: PrivacyPlan | None, model: nn.Module, record: Tensor, data: Splits | None) -> Prepared:

@@ -28,33 +28,39 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, Account, Ledger, Reservation
-from cords_dp.config import config_digest
+from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA
 from cords_dp.data.build import data_binding
-from cords_dp.data.handed_over import RecordDigests, as_records, bound_records, limit_words
-from cords_dp.data.record_set import RecordSet, Share, Splits, cut_splits
+from cords_dp.data.handed_over import RecordDigests, limit_words
+from cords_dp.data.record_set import RecordSet, Splits
 from cords_dp.data.sources.base import find_source
-from cords_dp.errors import ConfigError, MechanismError
+from cords_dp.errors import MechanismError
+from cords_dp.evaluation.released import ReleasedTest
 from cords_dp.models.losses import LikelihoodLoss, labels_of
-from cords_dp.noise.generators import Streams, noise_source, seed_global_generators
+from cords_dp.noise.generators import noise_source, seed_global_generators
 from cords_dp.planning import Cost, PrivacyPlan
-from cords_dp.planning.mechanism import registered_mechanisms
 from cords_dp.processes import World
 from cords_dp.selection import Records, SelectionContext
 from cords_dp.selection.pool import Pool, checked_pool, drawn_by_level
 from cords_dp.selection.session import Selections
-from cords_dp.training.checkpoint import open_ledger, refuse_foreign, run_id
+from cords_dp.training.checkpoint import refuse_foreign, run_id
 from cords_dp.training.engine import build_engine, made_up_batch
 from cords_dp.training.gradients import refuse_mixing
+from cords_dp.training.opening import (
+    digests_of,
+    drawn_streams,
+    opened_ledger,
+    own_part,
+    refuse_what_needs_all_records,
+    reserved,
+)
 from cords_dp.training.optim import WeightAverage, branch_rate_factor, scale_learning_rate
 from cords_dp.training.poisson import Batch, poisson_batches
+from cords_dp.training.private_test import released_test
 from cords_dp.training.provenance import about_files
 from cords_dp.training.released_once import released_fit
 from cords_dp.training.resolve import Run
 from cords_dp.training.session import Session
 from cords_dp.training.step import ChargedSteps, PlainEngine, PrivateEngine
-
-_RECORDS = "records"  # among the notes of a ledger
 
 
 class PrivateSession(Session):
@@ -90,10 +96,10 @@ class PrivateSession(Session):
         super().__init__(run, world=world, logger=logger or logging.getLogger("cords_dp"))
         self.plan, self.checkpoint, self.resumable = plan, checkpoint, resumable
         if world.size > 1:
-            self._refuse_what_needs_all_records()
+            refuse_what_needs_all_records(run.mechanism)
         resume = run.resumes and checkpoint is not None
         self.name = run_id(checkpoint, plan, resume=resume) if checkpoint is not None else secrets.token_hex(8)
-        self.reservation = self._reserved() if world.main else None
+        self.reservation = reserved(plan, self.name) if world.main else None
         self.branch: int | None = None  # of the plan, once a release has chosen it
         self._digests: list[RecordDigests] = []
         self._first_levels: Pool | None = None
@@ -102,108 +108,24 @@ class PrivateSession(Session):
 
     # -- beginning ----------------------------------------------------------------------------------------
 
-    def _reserved(self) -> Reservation | None:
-        """Set the plan aside in the account of the data, if there is one, before a record is read."""
-        if self.plan.privacy.account is None or self.plan.noiseless:
-            return None
-        account = Account.read(Path(self.plan.privacy.account).expanduser())
-        return account.reserve(self.name, self.plan.entries(), unit=self.plan.privacy.unit)
-
-    def _refuse_what_needs_all_records(self) -> None:
-        """Refuse a mechanism that compares records: every process holds its own only."""
-        mechanism = self.run.mechanism
-        if mechanism is not None and not mechanism.sharded:
-            others = ", ".join(repr(m.name) for m in registered_mechanisms() if m.sharded)
-            raise ConfigError(
-                "dss_args.mechanism",
-                mechanism.name,
-                "compares all records with each other, and of several processes each holds its own only; train in one "
-                f"process, or use one of {others}",
-            )
-
     def _made_ready(self, data: Splits) -> Splits:
         if self.world.main:
             self.data_files = about_files(self.run.config["dataset"], built=self.built)
         binding = data_binding(self.run.config, self.run.seed, data, built=self.built)
-        part = cut_splits(data.each(as_records), share_of(self.world, self.run.config))
-        if self.world.size > 1:
-            self._refuse_other_parts(part, binding)
-        self.ledger = self._opened_ledger(binding)
+        part = own_part(self, data, binding)
+        self.ledger = opened_ledger(self, binding)
         if not self.built:
-            self._bind_records(part)
-        self.streams = self._drawn_streams()
+            limit_words(part, self.model)
+            self._digests = digests_of(self, part)
+        self.streams = drawn_streams(self)
         seed_global_generators(self.streams, self.world.rank)
         self.world.copy_from_main(self.model.state_dict().values())
         return self._prepared(part)
-
-    def _refuse_other_parts(self, part: Splits, binding: str) -> None:
-        """Refuse processes with other configs or files: they could hold one record twice. All of this is public."""
-        plan, world = self.plan, self.world
-        facts = [binding, plan.fingerprint, config_digest(self.run.config), self.run.config["train_args"].get("shares")]
-        world.refuse_disagreement(facts, "config or data", "give all of them the same files")
-        sets, planned = [part.train, part.validation], [plan.shape.n, plan.shape.n_validation]
-        if plan.sigma_test is not None:
-            sets, planned = [*sets, part.test], [*planned, plan.shape.n_test]
-        whole = planned if plan.privacy.unit == "record" else [s.total for s in sets]
-        if [s.units for s in sets] != planned or world.total(np.array([len(s) for s in sets])).tolist() != whole:
-            raise MechanismError("the parts of the processes do not add up to the records that were planned for")
-
-    def _opened_ledger(self, binding: str) -> Ledger:
-        """Open rank 0's ledger; the other ranks keep a copy in memory, which refuses the same charges."""
-        plan, ledger = self.plan, None
-        if self.checkpoint is not None:
-            ledger = open_ledger(
-                plan,
-                self.checkpoint,
-                resume=self.run.resumes,
-                binding=binding,
-                name=self.name,
-                reservation=self.reservation,
-            )
-        elif self.world.main:
-            ledger = Ledger(plan.entries(), fingerprint=plan.fingerprint, binding=binding, id=self.name)
-        ledger = self.world.share(ledger)
-        assert ledger is not None
-        if not self.world.main:
-            ledger.path = None
-        return ledger
-
-    def _bind_records(self, data: Splits) -> None:
-        """Let unknown words do no harm, and bind the run to the records that it began with.
-
-        Several processes each hold a part of the records, which may be another when they resume: there the sets are
-        bound by kind and size alone.
-        """
-        limit_words(data, self.model)
-        if self.ledger.path is None or self.world.size > 1 or not self.resumable:
-            return
-        resumed = _RECORDS in self.ledger.notes
-        tested = self.plan.sigma_test is not None
-        self._digests = bound_records(data, self.ledger.path.parent, resumed=resumed, tested=tested)
-        if self._digests and not resumed:
-            self.keep_digests()
-            self.ledger.note(_RECORDS, "bound")
 
     def keep_digests(self) -> None:
         """Write down which records were read so far, for their owner alone."""
         for digests in self._digests:
             digests.save()
-
-    def _drawn_streams(self) -> Streams:
-        """Return streams of this attempt's own, keyed by plan and config.
-
-        One process alone asks the operating system for each stream; several share one secret.
-        """
-        plan, run = self.plan, self.run
-        entropy = secrets.randbits(256) if self.world.size > 1 else None
-        free = run.seed is not None and plan.noiseless  # there is nothing to protect
-        return Streams(
-            run.seed,
-            attempt=self.ledger.attempts,
-            context=f"{plan.fingerprint} {config_digest(run.config)}",
-            entropy=self.world.share(entropy),
-            reproducible=free or plan.privacy.reproducible_noise,
-        )
 
     def _prepared(self, data: Splits) -> Splits:
         """Return the sets in the units of what is fitted on D, which is released once a run."""
@@ -265,6 +187,14 @@ class PrivateSession(Session):
         return Records(dataset, model, self.loss, self.run.device)
 
     # -- epochs and steps -----------------------------------------------------------------------------------
+
+    def steps_in(self, epochs: int) -> int:
+        return sum(epoch.steps for epoch in self.plan.shape.epochs[:epochs])
+
+    def release_test(self) -> ReleasedTest | None:
+        if self.plan.sigma_test is not None:
+            self.tested = released_test(self)
+        return self.tested
 
     def _take_steps(self, epoch: int, after_step: Callable[[], None]) -> dict[str, float]:
         self.model.train()
@@ -392,12 +322,6 @@ class PrivateSession(Session):
             self.reservation.settle(self.ledger.entries)
         elif not self.run.resumes:
             self.reservation.settle(())
-
-
-def share_of(world: World, config: Mapping[str, Any]) -> Share:
-    """Return what this process holds of the records."""
-    weights = config["train_args"].get("shares") or ()
-    return Share() if world.size == 1 else Share(world.rank, world.size, tuple(weights))
 
 
 class _ConstantPool:

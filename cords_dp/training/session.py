@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,12 @@ from torch.utils.data import DataLoader, Dataset
 from cords_dp.accounting import Ledger
 from cords_dp.config import thawed_copy
 from cords_dp.data.build import described_rows, featured
+from cords_dp.data.feature_cache import threads_for
 from cords_dp.data.handed_over import as_records
 from cords_dp.data.record_set import Splits
 from cords_dp.data.sources.base import Source, find_source
 from cords_dp.errors import MechanismError
+from cords_dp.evaluation.released import ReleasedTest
 from cords_dp.noise.generators import Streams, seed_global_generators
 from cords_dp.planning import PrivacyPlan
 from cords_dp.processes import World
@@ -46,7 +49,8 @@ class Session:
 
     built: the records are the config's, and were not handed over. source: what the strategy has built; a loader of
     CORDS', or an object with ``pool(epoch)``. average: of the weights over the steps, where one is kept. data_files:
-    what a private run's statement says of them (rank 0). fit: what was released of D before training.
+    what a private run's statement says of them (rank 0). fit: what was released of D before training. tested: of a
+    private test set, when it ended.
     """
 
     plan: PrivacyPlan | None = None
@@ -62,6 +66,7 @@ class Session:
     average: WeightAverage | None = None
     data_files: Mapping[str, Any]
     fit: dict[str, Any] | None = None
+    tested: ReleasedTest | None = None
     _rows_of_train: np.ndarray | None
 
     def __init__(self, run: Run, *, world: World, logger: logging.Logger):
@@ -99,6 +104,18 @@ class Session:
         self._advance(by_step=False)
         self.train_seconds += time.perf_counter() - start - (self.selection_seconds - selecting)
         return measured
+
+    def steps_in(self, epochs: int) -> int:
+        """Return the number of steps in the first epochs."""
+        raise NotImplementedError
+
+    def threads(self) -> AbstractContextManager[None]:
+        """Give the threads of this process to whoever makes the best use of them while steps are taken."""
+        return threads_for(self.data.train)
+
+    def release_test(self) -> ReleasedTest | None:
+        """Release the noisy counts of a private test set, once; None where there is none."""
+        return None
 
     def _take_steps(self, epoch: int, after_step: Callable[[], None]) -> dict[str, float]:
         raise NotImplementedError

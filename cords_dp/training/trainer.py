@@ -28,11 +28,9 @@ from tqdm import tqdm
 from cords_dp import cords
 from cords_dp.accounting import Ledger
 from cords_dp.config import load_config, thawed_copy
-from cords_dp.data.feature_cache import threads_for
 from cords_dp.data.record_set import Splits
 from cords_dp.data.sources.base import Facts
 from cords_dp.errors import BudgetExceededError
-from cords_dp.evaluation.released import ReleasedTest
 from cords_dp.planning import Cost, PrivacyPlan
 from cords_dp.processes import World, current_world, threads_for_steps
 from cords_dp.training.checkpoint import (
@@ -46,18 +44,17 @@ from cords_dp.training.cords_strategies import CordsSession
 from cords_dp.training.handover import explaining_full_disks, hand_over, withdraw
 from cords_dp.training.log import (
     RowLogger,
-    allowed_metrics,
     console_logger,
+    log_end,
     log_plan,
-    log_released,
-    log_results,
     progress_bar,
     quiet_libraries,
     row_logger,
     said,
     separate_logger,
+    shown_metrics,
 )
-from cords_dp.training.metrics import History, Measuring, measured_for, scores
+from cords_dp.training.metrics import History, Measuring, scores
 from cords_dp.training.preparing import (
     Prepared,
     began_with_validation,
@@ -68,7 +65,6 @@ from cords_dp.training.preparing import (
     ready_model,
 )
 from cords_dp.training.private_session import PrivateSession
-from cords_dp.training.private_test import released_test
 from cords_dp.training.resolve import Run, resolve
 
 _DATA_ARGUMENTS = ("trainset", "validset", "testset", "num_cls")
@@ -115,15 +111,15 @@ class TrainClassifier(cords.TrainClassifier):
         self.plan: PrivacyPlan | None = None
         self.model: nn.Module | None = None
         self._remarks: list[str] = []
-        self._facts: Facts | None = None  # what is public of the configured dataset
-        self.tested: ReleasedTest | None = None  # what was released of a private test set
         self.__dict__.pop("session", None)
 
     # -- CORDS' building blocks -------------------------------------------------------------------
 
-    def create_model(self, num_classes: int | None = None, input_shape: Sequence[int] | None = None) -> nn.Module:
+    def create_model(
+        self, num_classes: int | None = None, input_shape: Sequence[int] | None = None, facts: Facts | None = None
+    ) -> nn.Module:
         """Build the configured model, fit for per-example gradients where the strategy is private."""
-        model, replaced = ready_model(self.run, num_classes, input_shape, self._facts)
+        model, replaced = ready_model(self.run, num_classes, input_shape, facts)
         self._remarks += replaced
         return model
 
@@ -173,14 +169,10 @@ class TrainClassifier(cords.TrainClassifier):
     def _prepared(self, run: Run, given: Splits | None, owners: Any) -> Prepared:
         """Take over run, plan and model as they will be used."""
         self.run = run  # for `create_model`
-        prepared = prepare(run, self._built_model, self.world, given, owners)
+        prepared = prepare(run, self.create_model, self.world, given, owners)
         self.run, self.plan, self.model, self.record = prepared.run, prepared.plan, prepared.model, prepared.record
         self._remarks += prepared.remarks
         return prepared
-
-    def _built_model(self, num_classes: int, shape: Sequence[int], facts: Facts | None) -> nn.Module:
-        self._facts = facts
-        return self.create_model(num_classes, shape)
 
     def _open_log(self, *, built: bool) -> None:
         """Let CORDS' constructor choose the log's folder and format. Rank 0 alone writes."""
@@ -216,36 +208,27 @@ class TrainClassifier(cords.TrainClassifier):
         session, (_, loss) = self.session, self.loss_function()
         session.equip(loss, *self.optimizer_with_scheduler(session.model))
         done = self._continued()
-        self._measuring = self._measures()
+        shown = shown_metrics(self.run, self.plan, self.logger)
+        self._measuring = Measuring(session, self.history, shown, self._rows, cords.IS_CHECKOUT)
         log_plan(self.run, self.plan, self.logger)
         self._loop(done)
         self.model = session.released
         self._test_privately()
-        self._log_end()
-        if self.tested is not None:
-            log_released(self.tested, self.history, self._measuring.shown, self.logger)
+        log_end(session, self.history, shown)
         if self.world.main:
             hand_over(self, self._folders())
 
     def _test_privately(self) -> None:
         """Release the noisy counts of a private test set, once, of the model that the run ends with."""
-        if isinstance(self.session, PrivateSession) and self.session.plan.sigma_test is not None:
-            self.tested = released_test(self.session)
-            if self.world.main and self.history.rows:
-                self.history.rows[-1].update(self._measuring.costs(self.run.epochs))
-
-    def _measures(self) -> Measuring:
-        run = self.run
-        wanted = run.config["train_args"].get("print_args") or ["tst_loss", "tst_acc", "time"]
-        wanted = measured_for(wanted, regression=run.regression)
-        shown = allowed_metrics(wanted, self.plan, self.logger, test=run.test)
-        return Measuring(self.session, self.history, shown, self._rows, cords.IS_CHECKOUT)
+        if self.session.release_test() is not None and self.world.main and self.history.rows:
+            self.history.rows[-1].update(self._measuring.costs(self.run.epochs))
 
     # -- the loop ---------------------------------------------------------------------------------------
 
     def _loop(self, done: int) -> None:
         refused, trained = None, done
-        with self._progress_bar(done) as bar, threads_for(self.session.data.train):
+        shown = self.show_progress and self.world.main
+        with progress_bar(self.session, done, shown=shown) as bar, self.session.threads():
             for epoch in range(done + 1, self.run.epochs + 1):
                 try:
                     subset_metrics = self.session.train_epoch(epoch, partial(self._after_step, bar))
@@ -264,7 +247,7 @@ class TrainClassifier(cords.TrainClassifier):
         """Measure, all processes together; rank 0 writes."""
         config = self.run.config
         if epoch % config["train_args"]["print_every"] == 0 or epoch == self.run.epochs:
-            self._evaluate_epoch(epoch, subset_metrics)
+            self._measuring.measure(epoch, subset_metrics)
         every = config["ckpt"].get("save_every") or 1
         if self._checkpoint is None:
             return
@@ -278,34 +261,7 @@ class TrainClassifier(cords.TrainClassifier):
             raise refused
         self.logger.warning("Epochs that were spent before an interruption are missing: %s", refused)
         if self.world.share(self.history.last("epoch", 0) < trained):
-            self._evaluate_epoch(trained, {})
-
-    def _evaluate_epoch(self, epoch: int, subset_metrics: dict[str, float]) -> None:
-        measuring = self._measuring
-        row: dict[str, Any] = {"epoch": epoch, "time": self.session.shown_seconds(), **measuring.metrics()}
-        if self.world.main:
-            row.update({key: value for key, value in subset_metrics.items() if key in measuring.shown})
-            measuring.tell({**row, **measuring.costs(epoch)})
-
-    def _progress_bar(self, epochs_done: int) -> tqdm:
-        if self.plan is not None:
-            steps, done = self.plan.shape.steps, sum(epoch.steps for epoch in self.plan.shape.epochs[:epochs_done])
-        else:
-            steps, done = (count * len(self.session.source) for count in (self.run.epochs, epochs_done))
-        shown = self.show_progress and self.world.main
-        return progress_bar(self.run.strategy.name, steps, done=done, secret_pool=self.session.secret_pool, shown=shown)
-
-    def _log_end(self) -> None:
-        """Log CORDS' closing lines. Selected indices are logged for its non-private strategies only."""
-        if self.plan is None and getattr(self.session.source, "selected_idxs", None):
-            self.logger.info("Selected Indices: ")
-            self.logger.info(self.session.source.selected_idxs)
-        kind, shown = self.run.config["dss_args"]["type"], self._measuring.shown
-        seconds, regression = self.session.shown_seconds(), self.run.regression
-        log_results(self.logger, kind, self.history, shown, seconds, regression=regression)
-        if self.plan is not None and not self.plan.noiseless:
-            cost, allowed = self.spent(), self.plan.privacy.epsilon
-            self.logger.info("Privacy spent: epsilon %.4f of %g at delta %g", cost.epsilon, allowed, cost.delta)
+            self._measuring.measure(trained, {})
 
     # -- checkpoints --------------------------------------------------------------------------------------
 
@@ -347,14 +303,6 @@ class TrainClassifier(cords.TrainClassifier):
     @property
     def data(self) -> Splits | None:
         return getattr(self.session, "data", None) if "session" in self.__dict__ else None
-
-    @property
-    def train_seconds(self) -> float:
-        return self.session.train_seconds
-
-    @property
-    def selection_seconds(self) -> float:
-        return self.session.selection_seconds
 
     def spent(self) -> Cost:
         """Return what has been charged so far, in (ε, δ)."""

@@ -260,7 +260,7 @@ def test_ranks_release_the_test_set_together_with_noise_once(make_config, monkey
         trainer.show_progress = False
         trainer.train()
         own = private_test.test_sum(trainer.session)
-        return trainer.tested.vector, own, len(trainer.session.data.test), trainer.plan
+        return trainer.session.tested.vector, own, len(trainer.session.data.test), trainer.plan
 
     ranks = together(monkeypatch, 2, work)
     (released, first, *_), (other, second, *_) = ranks

@@ -96,7 +96,7 @@ _NOISE = [
     ),
     _mutant(
         "attempt-not-handed-over", "a resumed run replays masks and noise: the trainer does not count attempts",
-        ("attempt=self.ledger.attempts,", "attempt=0,"),
+        ("attempt=session.ledger.attempts,", "attempt=0,"),
         KILLERS + "test_a_resumed_run_draws_other_masks_and_noise",
     ),
     _mutant(
@@ -625,7 +625,8 @@ _SAMPLING = [
     ),
     _mutant(
         "parts-overlap", "processes with different configs cut the records differently and hold some of them twice",
-        ("        if self.world.size > 1:\n            self._refuse_other_parts(part, binding)\n", ""),
+        ('        world.refuse_disagreement(facts, "config or data", "give all of them the same files")\n'
+         "        _refuse_overlap(part, plan, world)\n", ""),
         LAW + "test_processes_that_were_given_different_configs_are_refused",
     ),
     _mutant(
@@ -1026,7 +1027,7 @@ _ACCOUNTING = [
     ),
     _mutant(
         "account-not-asked", "a run with an account reserves nothing in it",
-        ("if self.plan.privacy.account is None or self.plan.noiseless:", "if True:"),
+        ("    if plan.privacy.account is None or plan.noiseless:", "    if True:"),
         KILLERS + "test_a_run_beyond_its_account_is_refused_before_data_is_read",
     ),
     _mutant(

@@ -60,7 +60,7 @@ def test_the_release_is_the_sum_with_noise_of_the_charged_event(train):
     trainer = train("FullDP", dataset=PRIVATE, train_args={"seed": None})
     (event,) = trainer.ledger.events(TEST_DATA)
     assert event == gaussian(trainer.plan.sigma_test)
-    noise = trainer.tested.vector - test_sum(trainer.session)
+    noise = trainer.session.tested.vector - test_sum(trainer.session)
     assert len(noise) == vector_size(10) > 500
     assert stats.kstest(noise / event.sigma, "norm").pvalue > 1e-4
 
@@ -145,7 +145,7 @@ def test_without_one_test_record_only_the_release_changes_and_by_one_at_most(tmp
     assert all(torch.equal(weights[name], other_weights[name]) for name in weights)
     assert [len(row.split(",")) for row in rows] == [len(row.split(",")) for row in other_rows]
     assert one.plan.fingerprint == other.plan.fingerprint
-    distance = np.linalg.norm(one.tested.vector - other.tested.vector)
+    distance = np.linalg.norm(one.session.tested.vector - other.session.tested.vector)
     assert 0.1 < distance <= 1 + 1e-9
 
 
@@ -223,7 +223,7 @@ def test_no_file_and_no_line_has_an_exact_metric(run):
     assert not re.search(r"Test (Loss|Accuracy)", text)
     assert f"{accuracy:.6f}"[:7] not in text
     assert "test records" not in text  # as about.json counts those of a public test set
-    assert result.accuracy == trainer.tested.metrics()["accuracy"]["value"] != accuracy
+    assert result.accuracy == trainer.session.tested.metrics()["accuracy"]["value"] != accuracy
 
 
 def test_epochs_and_checkpoints_know_nothing_of_it(run):
@@ -308,7 +308,7 @@ def test_a_resumed_run_has_the_release_that_it_made(tmp_path):
     config = config_of(tmp_path)
     first, _ = run_and_hand_over(config, tmp_path / "run", progress=False)
     again = resumed(config, tmp_path / "run")
-    assert np.array_equal(first.tested.vector, again.tested.vector)
+    assert np.array_equal(first.session.tested.vector, again.session.tested.vector)
     assert [event.count for event in again.ledger.events(TEST_DATA)] == [1]
 
 
@@ -337,7 +337,7 @@ def test_a_kill_between_charge_and_record_costs_no_second_charge_and_gains_none(
             run_and_hand_over(config, tmp_path / "run", progress=False)
     again = resumed(config, tmp_path / "run")
     assert [event.count for event in again.ledger.events(TEST_DATA)] == [1]
-    assert not np.array_equal(drawn[0].numpy(), again.tested.vector)  # nobody has seen the first
+    assert not np.array_equal(drawn[0].numpy(), again.session.tested.vector)  # nobody has seen the first
 
 
 def test_runs_on_the_same_test_records_add_up(tmp_path):
@@ -373,10 +373,10 @@ def test_handed_over_sets_are_public_unless_told(train):
     custom = {"name": "custom", "type": None}
     model = {"architecture": "LinearHead", "numclasses": 3}
     public = train("FullDP", dataset=custom, model=model, data=given)
-    assert public.tested is None
+    assert public.session.tested is None
     assert len(public.history.column("tst_acc")) == 2
     private = train("FullDP", dataset={**custom, **PRIVATE}, model=model, data=given)
-    assert private.history.column("tst_acc") == [private.tested.metrics()["accuracy"]["value"]]
+    assert private.history.column("tst_acc") == [private.session.tested.metrics()["accuracy"]["value"]]
     assert private.plan.shape.n_test == 90
 
 
