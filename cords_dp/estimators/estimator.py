@@ -32,19 +32,17 @@ from sklearn.utils.validation import (
     column_or_1d,
     validate_data,
 )
-from torch import nn
 
 from cords_dp.accounting import Ledger
 from cords_dp.errors import ConfigError, DataError, PrivacyWarning
 from cords_dp.estimators import records as kinds
 from cords_dp.estimators.evaluation import Evaluation, evaluated
-from cords_dp.estimators.fitting import trained
+from cords_dp.estimators.fitting import released_model, trained
 from cords_dp.estimators.parameters import config_of
 from cords_dp.estimators.records import Given, Target
 from cords_dp.estimators.repeats import Repeated
 from cords_dp.files import write_durably
 from cords_dp.models.card import FILE as MODEL_CARD
-from cords_dp.models.card import ModelCard
 from cords_dp.models.predict import LoadedModel
 from cords_dp.planning import Cost, PrivacyPlan
 from cords_dp.planning.statement import privacy_markdown, privacy_report, write_statement
@@ -108,16 +106,7 @@ class Privacy:
 
 
 class PrivateEstimator(BaseEstimator):
-    """What both estimators share. Parameters have the names and meanings of the config's keys (docs/configuration.md).
-
-    epsilon: the budget of one fit; None is NOT PRIVATE, for a comparison. strategy: ``dss_args.type``.
-    schema: what is public about a DataFrame (`Schema`, a dict or the path of a YAML file). bounds, data_norm: public
-    bounds of the numbers in X, (lowest, highest) or the length of a row; without either, every row of an array is
-    scaled to one length by itself, so that only its direction counts. max_length: bytes of a text. account: the file
-    that adds up all runs on these data. validation_fraction: the share of the rows that a strategy which selects keeps
-    as V; others train on all rows. random_state: fixes the split and the initial weights, never noise. config: sections
-    with any other keys of a config, as in ``{"dss_args": {"select_every": 5}}``.
-    """
+    """Fits and predicts, evaluates and saves: what both estimators share."""
 
     regression: bool
     epsilon: float | None
@@ -149,7 +138,7 @@ class PrivateEstimator(BaseEstimator):
         if self.epsilon is None:
             warnings.warn("epsilon=None: this fit is NOT PRIVATE.", PrivacyWarning, stacklevel=2)
         session, card, repeated = trained(run, given, owners)
-        self._loaded = _released(card, session.released)
+        self._loaded = released_model(card, session.released)
         about = about_handed_over(session)
         self.privacy_ = Privacy(session.plan, session.ledger, repeated, run.unused, labels_read, about)
         return self
@@ -219,23 +208,13 @@ class PrivateEstimator(BaseEstimator):
             given,
             y,
             partial(self._outputs, X),
-            ends=like._target_ends(given) if self.regression else None,
+            ends=kinds.target_range(given.card) if self.regression else None,
             epsilon=epsilon,
             delta=delta,
             owners=owners,
             by=by,
             account=self.account,
         )
-
-    def _target_ends(self, given: Given) -> tuple[float, float]:
-        """Return the public range of a regression's target."""
-        if given.card.get("schema"):
-            return kinds.schema_target_range(given.card["schema"])
-        if given.card.get("target_range") is None:
-            fix = "must be declared for an evaluation: how far one row's error can go has to be public"
-            raise ConfigError("target_range", None, fix)
-        low, high = map(float, given.card["target_range"])
-        return low, high
 
     def save(self, folder: str | Path) -> Path:
         """Write model.json, model.pt and the privacy statement, for `cords_dp.load_model` and ``cords-dp predict``.
@@ -410,10 +389,3 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):
             return kinds.table(X, y, schema), False
         target = Target(np.zeros(0), None if ends is None else (float(ends[0]), float(ends[1])))
         return self._records(kind, X, y, target), False
-
-
-def _released(card: ModelCard, trained: nn.Module) -> LoadedModel:
-    """Return a model of its own with the released weights: nothing that a session knows hangs on it."""
-    model = card.build()
-    model.load_state_dict({name: value.detach().cpu().clone() for name, value in trained.state_dict().items()})
-    return LoadedModel(card, model.eval())

@@ -19,6 +19,7 @@ from cords_dp.errors import ConfigError, DataError
 from cords_dp.estimators.records import Given
 from cords_dp.estimators.repeats import Repeated, row_digests, tally
 from cords_dp.models.card import ModelCard
+from cords_dp.models.predict import LoadedModel
 from cords_dp.noise.generators import Streams
 from cords_dp.processes import threads_for_steps
 from cords_dp.training.handover import described_model
@@ -95,6 +96,13 @@ def _split_owners(
         RecordSet(records.store, rows, records.target, owners=whose) for rows, whose in (split.train, split.validation)
     )
     return train, validation
+
+
+def released_model(card: ModelCard, trained: nn.Module) -> LoadedModel:
+    """Return a model of its own with the released weights: nothing that a session knows hangs on it."""
+    model = card.build()
+    model.load_state_dict({name: value.detach().cpu().clone() for name, value in trained.state_dict().items()})
+    return LoadedModel(card, model.eval())
 
 
 @contextlib.contextmanager

@@ -1528,8 +1528,8 @@ _ESTIMATORS = [
     ),
     _mutant(
         "estimator-keeps-its-session", "a fitted estimator holds the records that it was fitted on",
-        ("        self._loaded = _released(card, session.released)\n",
-         "        self._loaded = _released(card, session.released)\n        self._data = session.data\n"),
+        ("        self._loaded = released_model(card, session.released)\n",
+         "        self._loaded = released_model(card, session.released)\n        self._data = session.data\n"),
         ESTIMATOR + "test_a_pickle_holds_no_record",
     ),
     _mutant(
