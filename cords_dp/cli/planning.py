@@ -114,7 +114,8 @@ def budget(args: argparse.Namespace) -> int:
 
 
 def _configured(args: argparse.Namespace) -> tuple[PlannedRun, tuple[int, ...]]:
-    from cords_dp.training.resolve import public_sizes, resolve
+    from cords_dp.training.resolve import resolve
+    from cords_dp.training.run import public_sizes
 
     config = load(args)
     if args.trials is not None:  # trials are scored on V

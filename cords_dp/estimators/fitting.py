@@ -26,7 +26,7 @@ from cords_dp.training.handover import described_model
 from cords_dp.training.log import quiet_libraries
 from cords_dp.training.preparing import loss_functions, optimizer_and_scheduler, prepare_records, ready_model
 from cords_dp.training.private_session import PrivateSession
-from cords_dp.training.resolve import Run
+from cords_dp.training.run import Run
 
 
 def trained(run: Run, given: Given, owners: Any = None) -> tuple[PrivateSession, ModelCard, Repeated | None]:

@@ -22,7 +22,7 @@ from cords_dp.models.card import FILE as MODEL_CARD
 from cords_dp.models.card import ModelCard, features_of
 from cords_dp.planning.statement import STATEMENT, privacy_report, write_statement
 from cords_dp.training.provenance import about_run
-from cords_dp.training.resolve import Run
+from cords_dp.training.run import Run
 
 if TYPE_CHECKING:
     from cords_dp.training.trainer import TrainClassifier

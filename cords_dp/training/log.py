@@ -37,7 +37,7 @@ from cords_dp.evaluation.released import ReleasedTest
 from cords_dp.planning import PrivacyPlan
 from cords_dp.progress import quiet, shown_bar
 from cords_dp.training.metrics import ALL_LABELS, History, measured_for, scores
-from cords_dp.training.resolve import Run
+from cords_dp.training.run import Run
 
 if TYPE_CHECKING:
     from cords_dp.training.session import Session

@@ -18,7 +18,7 @@ from cords_dp.planning import Mechanism, PrivacyPlan
 from cords_dp.planning.mechanism import registered_mechanisms
 from cords_dp.processes import World
 from cords_dp.training.checkpoint import open_ledger
-from cords_dp.training.resolve import Run
+from cords_dp.training.run import Run
 
 if TYPE_CHECKING:
     from cords_dp.training.private_session import PrivateSession

@@ -32,7 +32,7 @@ from cords_dp.processes import World
 from cords_dp.training.checkpoint import ledger_path
 from cords_dp.training.opening import share_of
 from cords_dp.training.optim import build_optimizer, build_scheduler, planned_learning_rate
-from cords_dp.training.resolve import Run, sizes_of
+from cords_dp.training.run import Run, sizes_of
 
 BuildModel = Callable[[int, Sequence[int], Facts | None], nn.Module]
 

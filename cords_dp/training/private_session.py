@@ -58,7 +58,7 @@ from cords_dp.training.poisson import Batch, poisson_batches
 from cords_dp.training.private_test import released_test
 from cords_dp.training.provenance import about_files
 from cords_dp.training.released_once import released_fit
-from cords_dp.training.resolve import Run
+from cords_dp.training.run import Run
 from cords_dp.training.session import Session
 from cords_dp.training.step import ChargedSteps, PlainEngine, PrivateEngine
 

@@ -36,7 +36,7 @@ from cords_dp.planning import PrivacyPlan
 from cords_dp.processes import World
 from cords_dp.selection.session import Selections
 from cords_dp.training.optim import WeightAverage, advances_by_step
-from cords_dp.training.resolve import Run
+from cords_dp.training.run import Run
 from cords_dp.training.strategies import StrategyContext
 
 

@@ -65,7 +65,8 @@ from cords_dp.training.preparing import (
     ready_model,
 )
 from cords_dp.training.private_session import PrivateSession
-from cords_dp.training.resolve import Run, resolve
+from cords_dp.training.resolve import resolve
+from cords_dp.training.run import Run
 
 _DATA_ARGUMENTS = ("trainset", "validset", "testset", "num_cls")
 

@@ -67,7 +67,8 @@ from cords_dp.runs.workers import LocalWorkers, heartbeat
 from cords_dp.selection.releases import Releases
 from cords_dp.training.metrics import evaluate
 from cords_dp.training.private_test import as_released, counts_of
-from cords_dp.training.resolve import Run, public_sizes, resolve
+from cords_dp.training.resolve import resolve
+from cords_dp.training.run import Run, public_sizes
 from cords_dp.training.trainer import TrainClassifier
 from cords_dp.tuning.plan import ACCURACY, PlanWith, TuningPlan, build_tuning_plan
 from cords_dp.tuning.search import Space, read_space
