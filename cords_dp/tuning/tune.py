@@ -21,7 +21,11 @@ import json
 import math
 import secrets
 import shutil
-from collections.abc import Mapping, Sequence
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -43,7 +47,7 @@ from cords_dp.planning import PrivacyPlan
 from cords_dp.report.metrics import metric_words, shown_metric
 from cords_dp.runs.jobs import RESULT
 from cords_dp.runs.sweep import Backend, run_jobs
-from cords_dp.runs.workers import LocalWorkers, heartbeat
+from cords_dp.runs.workers import LocalWorkers
 from cords_dp.training.resolve import resolve
 from cords_dp.training.run import public_sizes
 from cords_dp.tuning.plan import ACCURACY, TuningPlan, planner, read_law, tuning_plan_of
@@ -266,3 +270,33 @@ class Tuning:
         write_durably(self.out / _RESULT, json.dumps(facts, indent=2))  # last: where it is, the tuning is done
         shutil.rmtree(self._private)
         return result
+
+
+_WORDS = "trials are running; how many there are is secret"
+
+
+@contextmanager
+def heartbeat(title: str, *, show: bool = True, every: float = 1.0) -> Iterator[None]:
+    """Show the seconds that have passed, at its own pace: a display that moves with the work could be counted."""
+    if not show:
+        yield
+        return
+    if not sys.stderr.isatty():
+        print(f"{title}: {_WORDS}", file=sys.stderr)
+        yield
+        return
+    ended, start = threading.Event(), time.monotonic()
+
+    def beat() -> None:
+        while not ended.wait(every):
+            minutes, seconds = divmod(int(time.monotonic() - start), 60)
+            print(f"\r{title}: {minutes}:{seconds:02d}, {_WORDS}", end="", file=sys.stderr, flush=True)
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        print("\r\033[K", end="", file=sys.stderr)

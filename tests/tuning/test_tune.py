@@ -27,13 +27,13 @@ from cords_dp.errors import AccountingError, BudgetExceededError, ConfigError, M
 from cords_dp.evaluation.metrics import classifier_metrics
 from cords_dp.evaluation.released import vector_size
 from cords_dp.planning import Release, build_plan
-from cords_dp.runs.workers import Failed, Finished, LocalWorkers, RayTasks, Started, heartbeat
+from cords_dp.runs.workers import Failed, Finished, LocalWorkers, RayTasks, Started
 from cords_dp.training.resolve import resolve
 from cords_dp.tuning import trial as trial_module
 from cords_dp.tuning.plan import read_law
 from cords_dp.tuning.search import Between, OneOf, Whole, read_space
 from cords_dp.tuning.trial import goodness, keeping_validation, noisy_score, run_trial
-from cords_dp.tuning.tune import TrialsFailedError, Tuning, tune
+from cords_dp.tuning.tune import TrialsFailedError, Tuning, heartbeat, tune
 
 LR = "optimizer.lr=loguniform(0.05, 5)"
 
