@@ -20,7 +20,7 @@ class CordsSession(Session):
     """A run by one of CORDS' own strategies. Not private."""
 
     def equip(self, loss: nn.Module, optimizer: Optimizer, scheduler: Any = None) -> None:
-        self.loss, self.optimizer, self.scheduler = loss, optimizer, scheduler
+        super().equip(loss, optimizer, scheduler)
         streams = Streams(self.run.seed, reproducible=self.run.seed is not None)
         self.source = self._built_strategy(streams.numpy("coins"), None)
 

@@ -144,7 +144,7 @@ class PrivateSession(Session):
     ) -> None:
         """Build the strategy and what takes steps. ``stepped``: a twin of the model, with its weights, to step on."""
         plan = self.plan
-        self.loss, self.optimizer, self.scheduler = loss, optimizer, scheduler
+        super().equip(loss, optimizer, scheduler)
         self.training_loss = self._with_likelihood(loss)
         if plan.privacy.ema_decay:
             self.average = WeightAverage(self.model, plan.privacy.ema_decay)

@@ -97,6 +97,10 @@ class Session:
             seed_global_generators(Streams(self.run.seed, reproducible=True), self.world.rank)
         return data
 
+    def equip(self, loss: nn.Module, optimizer: Optimizer, scheduler: Any = None) -> None:
+        """Take what trains: losses of single records, optimizer and scheduler; build the strategy."""
+        self.loss, self.optimizer, self.scheduler = loss, optimizer, scheduler
+
     def train_epoch(self, epoch: int, after_step: Callable[[], None] = _nothing) -> dict[str, float]:
         """Take all steps of an epoch; return what was measured on the way, if anything may be."""
         start, selecting = time.perf_counter(), self.selection_seconds

@@ -67,6 +67,7 @@ from cords_dp.training.preparing import (
 from cords_dp.training.private_session import PrivateSession
 from cords_dp.training.resolve import resolve
 from cords_dp.training.run import Run
+from cords_dp.training.session import Session
 
 _DATA_ARGUMENTS = ("trainset", "validset", "testset", "num_cls")
 
@@ -84,7 +85,7 @@ class TrainClassifier(cords.TrainClassifier):
 
     logger: logging.Logger
     run: Run
-    session: PrivateSession | CordsSession
+    session: Session
     record: Tensor  # zeros in the shape and type of a record, which are public
     _checkpoint: Path | None
     _rows: RowLogger
@@ -112,7 +113,7 @@ class TrainClassifier(cords.TrainClassifier):
         self.plan: PrivacyPlan | None = None
         self.model: nn.Module | None = None
         self._remarks: list[str] = []
-        self.__dict__.pop("session", None)
+        self.session = Session(self.run, world=self.world, logger=self.logger)  # it has charged nothing
 
     # -- CORDS' building blocks -------------------------------------------------------------------
 
@@ -148,8 +149,7 @@ class TrainClassifier(cords.TrainClassifier):
                 with threads_for_steps(self.model, self.record, self.run.batch_size):
                     self._train()
             finally:
-                if "session" in self.__dict__:
-                    self.session.close()
+                self.session.close()
         measured = self.history.columns()
         score = scores(regression=self.run.regression)[-1]
         trained, validated, tested, best = (measured.get(f"{n}_{score}", []) for n in ("trn", "val", "tst", "best"))
@@ -200,7 +200,7 @@ class TrainClassifier(cords.TrainClassifier):
         if self.output_dir is None:  # the first checkpoint replaces the model that it speaks of
             withdraw(self._folders())
 
-    def _new_session(self) -> PrivateSession | CordsSession:
+    def _new_session(self) -> Session:
         if self.plan is None:
             return CordsSession(self.run, world=self.world, logger=self.logger)
         return PrivateSession(self.run, self.plan, checkpoint=self._checkpoint, world=self.world, logger=self.logger)
@@ -299,11 +299,11 @@ class TrainClassifier(cords.TrainClassifier):
 
     @property
     def ledger(self) -> Ledger:
-        return self.session.ledger if "session" in self.__dict__ else Ledger()
+        return self.session.ledger
 
     @property
     def data(self) -> Splits | None:
-        return getattr(self.session, "data", None) if "session" in self.__dict__ else None
+        return getattr(self.session, "data", None)
 
     def spent(self) -> Cost:
         """Return what has been charged so far, in (ε, δ)."""
