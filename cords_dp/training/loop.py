@@ -14,8 +14,8 @@ Unit and relation as for a run (`planning.plan`). Released, to everybody who get
 (a Poisson-subsampled Gaussian event each, sensitivity C, charged to D) and what the mechanism's `releases` list,
 charged to D or V. The plan is made when the loader is, from public sizes alone.
 
-- An epoch is charged when its first batch is asked for, all its steps at once (`private_session.PrivateSession`). Breaking out
-  of it, skipping a step and starting over forgo steps that stay charged. More epochs than planned are refused.
+- An epoch is charged when its first batch is asked for, all its steps at once (`PrivateSession`). Breaking out of it,
+  skipping a step and starting over forgo steps that stay charged. More epochs than planned are refused.
 - A step is taken by the session, on the batch that the loader drew, inside a charged step. What the loop computes of
   the batch enters the weights nowhere; its loss is only compared, so that a mistake in it is noticed (`DrawnBatch`).
   Where the loop's loss is the plain cross entropy and the mechanism has learnt how D's labels came about
