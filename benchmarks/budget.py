@@ -20,9 +20,9 @@ CONFIGS = ("configs/glister_dp_mnist.py", "configs/glister_dp_cifar10.py", "conf
 _MEASURE = """
 import sys, time
 from cords_dp.config import load_config
-from cords_dp.tuning.tune import public_sizes
+from cords_dp.training.run import public_sizes
 from cords_dp.planning import budget
-from cords_dp.training import resolve
+from cords_dp.training.resolve import resolve
 run = resolve(load_config(sys.argv[1], []), plan=False)
 sizes = public_sizes(run)
 if sys.argv[2] == "exact":

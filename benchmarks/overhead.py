@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def overhead(config: str, epochs: int) -> dict[str, Any]:
-    from cords_dp.training import trainer as module
+    from cords_dp.training import metrics, private_session, trainer
 
     cfg = load_config(config)
     cfg.train_args.num_epochs = epochs
@@ -56,9 +56,9 @@ def overhead(config: str, epochs: int) -> dict[str, Any]:
 
     begun = {}
     PrivateEngine.step = timed("steps", PrivateEngine.step)  # type: ignore[method-assign]
-    module.evaluate = timed("evaluations", module.evaluate)  # type: ignore[attr-defined]
+    metrics.evaluate = timed("evaluations", metrics.evaluate)  # type: ignore[attr-defined]
     poisson.records_at = timed("reading", poisson.records_at)  # type: ignore[attr-defined]
-    real = module.build_engine
+    real = private_session.build_engine
 
     def note_start(*positional: Any, **named: Any) -> Any:
         engine = real(*positional, **named)
@@ -66,11 +66,11 @@ def overhead(config: str, epochs: int) -> dict[str, Any]:
         begun["at"] = time.perf_counter()
         return engine
 
-    module.build_engine = note_start  # type: ignore[attr-defined]
+    private_session.build_engine = note_start  # type: ignore[attr-defined]
     with tempfile.TemporaryDirectory() as folder:
         cfg.ckpt.dir = folder
         cfg.train_args.results_dir = folder
-        classifier = module.TrainClassifier(cfg)
+        classifier = trainer.TrainClassifier(cfg)
         classifier.show_progress = False
         classifier.train()
     wall = time.perf_counter() - begun["at"]

@@ -116,8 +116,8 @@ def work(strategy: str, data: Path) -> None:
     assert trainer.data is not None
     found = {
         "own": len(trainer.data.train),  # type: ignore[arg-type]
-        "training": trainer.train_seconds,
-        "selecting": trainer.selection_seconds,
+        "training": trainer.session.train_seconds,
+        "selecting": trainer.session.selection_seconds,
         "memory": peak_megabytes() - before,
     }
     print("MEASURED", json.dumps(found))

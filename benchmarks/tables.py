@@ -65,7 +65,7 @@ def measure(path: Path, schema: dict[str, Any], folder: Path) -> dict[str, Any]:
         "peak_mb": _peak(),
         "anonymous_mb": _anonymous(),
         "read_seconds": round(read, 1),
-        "train_seconds": round(trainer.train_seconds, 1),
+        "train_seconds": round(trainer.session.train_seconds, 1),
         "total_seconds": round(time.perf_counter() - start, 1),
         "steps": trainer.plan.shape.steps if trainer.plan else 0,
         "csv_mb": path.stat().st_size >> 20,

@@ -117,7 +117,7 @@ def refused(folder: Path, size: int) -> dict[str, Any]:
 
 def _interrupted(at_epoch: int, how: Any) -> Any:
     """`PrivateSession.train_epoch` that comes to an end after two steps of an epoch."""
-    from cords_dp.training.session import PrivateSession
+    from cords_dp.training.private_session import PrivateSession
 
     original = PrivateSession.train_epoch
 

@@ -29,8 +29,7 @@ from cords_dp.cli import main
 from cords_dp.config import load_config
 from cords_dp.config.presets import config_for, merge_into
 from cords_dp.planning.statement import rounded_up
-from cords_dp.runs.manifest import write_manifest
-from cords_dp.runs.run import run_experiment
+from cords_dp.runs.run import run_experiment, write_manifest
 from cords_dp.training import trainer
 from tests.data.test_owners import hospital
 

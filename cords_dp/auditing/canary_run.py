@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -140,11 +139,10 @@ class ObservedTraining(TrainClassifier):
         session.null = np.flatnonzero(np.repeat(~self.included, self.each))
         return session
 
-    def _train_epoch(self, epoch: int, after_step: Callable[[], None]) -> dict[str, float]:
-        if self._before is None:
-            self._before = self._weight()
-            self.initial = {k: v.detach().clone() for k, v in self._plain().state_dict().items()}
-        return super()._train_epoch(epoch, after_step)
+    def _loop(self, done: int) -> None:
+        self._before = self._weight()
+        self.initial = {k: v.detach().clone() for k, v in self._plain().state_dict().items()}
+        super()._loop(done)
 
     def _after_step(self, bar: tqdm) -> None:
         super()._after_step(bar)

@@ -23,7 +23,7 @@ from cords_dp.selection import Pool, Records
 from cords_dp.selection.context import Weights
 from cords_dp.selection.last_layer import LastLayer
 from cords_dp.training.poisson import Batch
-from cords_dp.training.session import PrivateSession
+from cords_dp.training.private_session import PrivateSession
 
 _NOBODY = np.zeros(0, dtype=np.int64)
 

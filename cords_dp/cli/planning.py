@@ -114,11 +114,12 @@ def budget(args: argparse.Namespace) -> int:
 
 
 def _configured(args: argparse.Namespace) -> tuple[PlannedRun, tuple[int, ...]]:
-    from cords_dp.training.resolve import public_sizes, resolve
+    from cords_dp.training.resolve import resolve
+    from cords_dp.training.run import public_sizes
 
     config = load(args)
     if args.trials is not None:  # trials are scored on V
-        from cords_dp.tuning.tune import keeping_validation
+        from cords_dp.tuning.trial import keeping_validation
 
         config = keeping_validation(config)
     run = resolve(config, plan=False)
@@ -166,8 +167,8 @@ def _written(args: argparse.Namespace, found: Any) -> list[str]:
 
 
 def _tuning_table(args: argparse.Namespace, run: Any, sizes: tuple[int, ...]) -> str:
+    from cords_dp.tuning.plan import planner, read_law, tuning_plan_of
     from cords_dp.tuning.statement import tuning_table
-    from cords_dp.tuning.tune import planner, read_law, tuning_plan_of
 
     return tuning_table(tuning_plan_of(run, sizes, read_law(args.trials, args.law)), planner(run, sizes)(run.privacy))
 

@@ -15,18 +15,15 @@ steps of a pipeline fit on the same records, and other fits on them (`repeats`).
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import random
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.validation import (
     _check_feature_names,
@@ -35,61 +32,25 @@ from sklearn.utils.validation import (
     column_or_1d,
     validate_data,
 )
-from torch import nn
 
 from cords_dp.accounting import Ledger
-from cords_dp.config import config_for, merge_into, thawed_copy, to_plain
-from cords_dp.config.settings import RECORDS_PER_OWNER
-from cords_dp.data.feature_cache import threads_for
-from cords_dp.data.handed_over import as_records, checked_splits
-from cords_dp.data.owners import Numbered, named_owners, own_file, owner_rows, refuse_no_owners
-from cords_dp.data.record_set import RecordSet, Splits
-from cords_dp.data.sources.base import VALIDATION_FRACTION, Facts
 from cords_dp.errors import ConfigError, DataError, PrivacyWarning
 from cords_dp.estimators import records as kinds
-from cords_dp.estimators.evaluation import Evaluation, evaluated, share_of_budget
+from cords_dp.estimators.evaluation import Evaluation, evaluated
+from cords_dp.estimators.fitting import released_model, trained
+from cords_dp.estimators.parameters import config_of
 from cords_dp.estimators.records import Given, Target
-from cords_dp.estimators.repeats import Repeated, row_digests, tally
-from cords_dp.evaluation.released import classifier_sum, regression_sum
+from cords_dp.estimators.repeats import Repeated
 from cords_dp.files import write_durably
-from cords_dp.models.build import build_model, check_input
 from cords_dp.models.card import FILE as MODEL_CARD
-from cords_dp.models.card import ModelCard, features_of
-from cords_dp.models.losses import RecordMSELoss
 from cords_dp.models.predict import LoadedModel
-from cords_dp.models.private import make_private_ready
-from cords_dp.noise.generators import Streams
 from cords_dp.planning import Cost, PrivacyPlan
 from cords_dp.planning.statement import privacy_markdown, privacy_report, write_statement
-from cords_dp.processes import threads_for_steps
-from cords_dp.training.log import quiet_libraries
-from cords_dp.training.metrics import groups_of
-from cords_dp.training.optim import build_optimizer, build_scheduler, planned_learning_rate
 from cords_dp.training.provenance import about_handed_over, about_weights
 from cords_dp.training.provenance import weights as model_file
-from cords_dp.training.resolve import Run, resolve
-from cords_dp.training.session import PrivateSession
-from cords_dp.training.strategies import get_strategy
+from cords_dp.training.resolve import resolve
 
 _LABELS_READ = "the set of labels, which was read from y and is taken to be public (classes=[...] declares it instead)"
-# Which section of a config a parameter stands in; it has the name that it has there.
-SECTIONS = {
-    "delta": "privacy",
-    "account": "privacy",
-    "max_grad_norm": "privacy",
-    "validation": "privacy",
-    "validation_fraction": "dataset",
-    "fraction": "dss_args",
-    "mechanism": "dss_args",
-    "architecture": "model",
-    "features": "model",
-    "weights": "model",
-    "num_epochs": "train_args",
-    "device": "train_args",
-    "batch_size": "dataloader",
-    "lr": "optimizer",
-}
-_PRESETS = {kinds.TABLE: "table", kinds.VECTORS: "embeddings", kinds.IMAGES: "folder", kinds.TEXTS: "text"}
 
 
 @dataclass(frozen=True)
@@ -144,55 +105,22 @@ class Privacy:
         write_statement(folder, report)
 
 
-class _PrivateEstimator(BaseEstimator):
-    """What both estimators share. Parameters have the names and meanings of the config's keys (docs/configuration.md).
+class PrivateEstimator(BaseEstimator):
+    """Fits and predicts, evaluates and saves: what both estimators share."""
 
-    epsilon: the budget of one fit; None is NOT PRIVATE, for a comparison. strategy: ``dss_args.type``.
-    schema: what is public about a DataFrame (`Schema`, a dict or the path of a YAML file). bounds, data_norm: public
-    bounds of the numbers in X, (lowest, highest) or the length of a row; without either, every row of an array is
-    scaled to one length by itself, so that only its direction counts. max_length: bytes of a text. account: the file
-    that adds up all runs on these data. validation_fraction: the share of the rows that a strategy which selects keeps
-    as V; others train on all rows. random_state: fixes the split and the initial weights, never noise. config: sections
-    with any other keys of a config, as in ``{"dss_args": {"select_every": 5}}``.
-    """
-
-    _regression: bool
+    regression: bool
     epsilon: float | None
+    schema: Any
+    bounds: Any
+    data_norm: float | None
+    max_length: int | None
+    account: str | Path | None
     _loaded: LoadedModel
     privacy_: Privacy
 
-    # -- from parameters to a config ------------------------------------------------------------------------
-
-    def _config(self, kind: str, *, owned: bool = False) -> dict[str, Any]:
-        """Return the config that the parameters amount to; it goes through the same checks as any other."""
-        given = self.get_params(deep=False)
-        changes: dict[str, dict[str, Any]] = {"privacy": {"epsilon": self.epsilon}, "model": {}}
-        if owned:
-            changes["privacy"]["records_per_owner"] = RECORDS_PER_OWNER
-        for name, section in SECTIONS.items():
-            if given[name] is not None:
-                changes.setdefault(section, {})[name] = str(given[name]) if name == "account" else given[name]
-        if kind == kinds.VECTORS and self._bounded:
-            own = {"data_norm": given["data_norm"], "bounds": _plain_bounds(given["bounds"])}
-            changes["model"]["args"] = {name: value for name, value in own.items() if value is not None}
-        if given["random_state"] is not None:
-            changes.setdefault("train_args", {})["seed"] = _seed(given["random_state"])
-        if self._regression:
-            changes["loss"] = {"type": "MeanSquaredLoss"}
-        elif not get_strategy(given["strategy"]).uses_all:
-            changes.setdefault("dss_args", {}).setdefault("fraction", 1.0)
-        preset = "table" if kind == kinds.VECTORS and self._bounded else _PRESETS[kind]
-        config = config_for(preset, given["strategy"], **changes)
-        merge_into(config, {"dataset": {"name": "custom", "type": None}, "model": {"feature_cache": False}})
-        merge_into(config, thawed_copy(given["config"] or {}))
-        if kind == kinds.TEXTS and config["model"].get("features") is None:
-            fix = 'texts need frozen features: features="sentence:FOLDER" (docs/models.md)'
-            raise ConfigError("features", None, fix)
-        return config
-
     @property
-    def _bounded(self) -> bool:
-        return self.bounds is not None or self.data_norm is not None  # type: ignore[attr-defined]
+    def bounded(self) -> bool:
+        return self.bounds is not None or self.data_norm is not None
 
     # -- fit ----------------------------------------------------------------------------------------------
 
@@ -204,21 +132,20 @@ class _PrivateEstimator(BaseEstimator):
         kind, X = self._checked(X, fitting=True)
         y = self._checked_target(X, y)
         given, labels_read = self._given(kind, X, y)
-        run = resolve(self._config(kind, owned=owners is not None), own_data=True, plan=False)
+        run = resolve(config_of(self, kind, owned=owners is not None), own_data=True, plan=False)
         for note in run.notes:
             warnings.warn(note, UserWarning, stacklevel=2)
         if self.epsilon is None:
             warnings.warn("epsilon=None: this fit is NOT PRIVATE.", PrivacyWarning, stacklevel=2)
-        with _global_generators_kept(), quiet_libraries():
-            session, card, repeated = _trained(run, given, owners)
-        self._loaded = _released(card, session.released)
+        session, card, repeated = trained(run, given, owners)
+        self._loaded = released_model(card, session.released)
         about = about_handed_over(session)
         self.privacy_ = Privacy(session.plan, session.ledger, repeated, run.unused, labels_read, about)
         return self
 
     def _checked(self, X: Any, *, fitting: bool) -> tuple[str, Any]:
         """Tell what X is, and check its shape and types as scikit-learn does; what its values are decides nothing."""
-        kind = kinds.kind_of(X, schema=self.schema, bounded=self._bounded)  # type: ignore[attr-defined]
+        kind = kinds.kind_of(X, schema=self.schema, bounded=self.bounded)
         if kind == kinds.VECTORS:
             X = validate_data(self, X, reset=fitting, dtype="numeric", ensure_all_finite=False)
         elif kind == kinds.TABLE and fitting:
@@ -241,7 +168,7 @@ class _PrivateEstimator(BaseEstimator):
 
     def _records(self, kind: str, X: Any, y: np.ndarray, target: Target) -> Given:
         if kind == kinds.TEXTS:
-            return kinds.texts(X, y, target, self.max_length)  # type: ignore[attr-defined]
+            return kinds.texts(X, y, target, self.max_length)
         return kinds.images(X, y, target) if kind == kinds.IMAGES else kinds.vectors(X, y, target)
 
     # -- predictions ----------------------------------------------------------------------------------------
@@ -253,7 +180,7 @@ class _PrivateEstimator(BaseEstimator):
             X = np.where(np.isfinite(X).all(axis=1, keepdims=True), X, 0)
         if kind == kinds.TEXTS:
             X = list(X)
-        return self._loaded.predict(X) if self._regression else self._loaded.predict_proba(X)
+        return self._loaded.predict(X) if self.regression else self._loaded.predict_proba(X)
 
     def evaluate(
         self,
@@ -272,49 +199,22 @@ class _PrivateEstimator(BaseEstimator):
         """
         check_is_fitted(self)
         like = copy.copy(self)  # what is read off these rows, such as the name of y, stays out of the fitted model
-        if not self._regression:
+        if not self.regression:
             like.classes = self.classes_  # type: ignore[attr-defined]
         kind, X = like._checked(X, fitting=False)
         y = like._checked_target(X, y)
         given, _ = like._given(kind, X, y)
-        whose = None if owners is None else own_file(named_owners(owners, len(y), Numbered()), np.zeros(0))[1]
-        count, unit = (len(y), "record") if whose is None else (whose.count, "owner")
-        epsilon, delta = share_of_budget(epsilon, delta, count)
-        masses = None if whose is None else whose.masses
-        codes, groups = groups_of(given.records, by) or (None, ())
-        if by is not None and codes is None:
-            raise ConfigError("by", by, "only a DataFrame with a schema has columns")
-        places = None if codes is None else (codes, len(groups))
-        span, account = 2.0, self.account  # type: ignore[attr-defined]
-        if self._regression:
-            low, high = like._target_ends(given)
-            span = high - low
-            wanted, guessed = (2 * (values - low) / span - 1 for values in (y.astype(np.float64), self._outputs(X)))
-            total = regression_sum(wanted, guessed, masses, places)
-        else:
-            total = classifier_sum(given.records.targets.numpy(), self._outputs(X), masses, places)
         return evaluated(
-            total,
-            names=given.facts.classes,
-            groups=groups,
-            span=span,
+            given,
+            y,
+            partial(self._outputs, X),
+            ends=kinds.target_range(given.card) if self.regression else None,
             epsilon=epsilon,
             delta=delta,
-            count=count,
-            unit=unit,
-            account=account,
-            repeated=tally(row_digests(given.records), epsilon, delta, unit) if account is None else None,
+            owners=owners,
+            by=by,
+            account=self.account,
         )
-
-    def _target_ends(self, given: Given) -> tuple[float, float]:
-        """Return the public range of a regression's target."""
-        if given.card.get("schema"):
-            return kinds.schema_target_range(given.card["schema"])
-        if given.card.get("target_range") is None:
-            fix = "must be declared for an evaluation: how far one row's error can go has to be public"
-            raise ConfigError("target_range", None, fix)
-        low, high = map(float, given.card["target_range"])
-        return low, high
 
     def save(self, folder: str | Path) -> Path:
         """Write model.json, model.pt and the privacy statement, for `cords_dp.load_model` and ``cords-dp predict``.
@@ -341,7 +241,7 @@ class _PrivateEstimator(BaseEstimator):
         return tags
 
 
-class PrivateClassifier(ClassifierMixin, _PrivateEstimator):
+class PrivateClassifier(ClassifierMixin, PrivateEstimator):
     """A classifier that is (ε, δ)-differentially private for each row that it is fitted on.
 
     Parameters are those of the config, by the names that they have there:
@@ -357,7 +257,7 @@ class PrivateClassifier(ClassifierMixin, _PrivateEstimator):
     After ``fit``: ``classes_``, ``n_features_in_``, ``feature_names_in_`` and ``privacy_`` (`Privacy`).
     """
 
-    _regression = False
+    regression = False
 
     def __init__(
         self,
@@ -426,7 +326,7 @@ class PrivateClassifier(ClassifierMixin, _PrivateEstimator):
         return self._records(kind, X, y, Target(self.classes_)), declared is None
 
 
-class PrivateRegressor(RegressorMixin, _PrivateEstimator):
+class PrivateRegressor(RegressorMixin, PrivateEstimator):
     """A regression that is (ε, δ)-differentially private for each row that it is fitted on.
 
     Parameters as for `PrivateClassifier`, except that there are no classes; strategies are FullDP and RandomDP.
@@ -434,7 +334,7 @@ class PrivateRegressor(RegressorMixin, _PrivateEstimator):
     it targets are learnt as they are, which works where they lie about in [−1, 1].
     """
 
-    _regression = True
+    regression = True
 
     def __init__(
         self,
@@ -489,143 +389,3 @@ class PrivateRegressor(RegressorMixin, _PrivateEstimator):
             return kinds.table(X, y, schema), False
         target = Target(np.zeros(0), None if ends is None else (float(ends[0]), float(ends[1])))
         return self._records(kind, X, y, target), False
-
-
-# --- one run ----------------------------------------------------------------------------------------------------------
-
-
-def _trained(run: Run, given: Given, owners: Any = None) -> tuple[PrivateSession, ModelCard, Repeated | None]:
-    """Plan and train, by the session that every face drives; where an account keeps the total, it decides first."""
-    if not run.strategy.private:
-        fix = "is not private: use FullDP, RandomDP or GLISTERDP, and epsilon=None for a comparison without privacy"
-        raise ConfigError("strategy", run.strategy.name, fix)
-    run = run.for_owners(owned=owners is not None)
-    facts, data = given.facts, _split(run, given, owners)
-    plan = run.plan(as_records(data.train).units, as_records(data.validation).units if run.reads_validation else 0)
-    assert plan is not None
-    model = _model(run, facts)
-    rate = run.learning_rate if run.learning_rate is not None else planned_learning_rate(run.config, plan, model)
-    run = run.with_plan(plan, rate)
-    session = PrivateSession(run, plan)
-    repeated, delta = None, 0.0 if plan.noiseless else plan.delta
-    if plan.privacy.account is None:
-        repeated = tally(row_digests(given.records), plan.privacy.epsilon, delta, plan.privacy.unit)
-    try:
-        session.open(checked_splits(data, private=True, regression=run.regression), model, built=False)
-        with threads_for_steps(model, _record(facts), plan.shape.batch_size), threads_for(session.data.train):
-            _take_all_steps(session)
-    finally:
-        session.close()
-    return session, _card(run, given, model), repeated
-
-
-def _split(run: Run, given: Given, owners: Any = None) -> Splits:
-    """Split V off where the strategy reads it: by the number of rows, or of owners, and the seed alone. Others train on
-    all rows."""
-    records, outputs = given.records, given.facts.num_classes
-    if owners is not None:
-        train, validation = _split_owners(run, records, owners)
-        return Splits(train, validation, train if run.regression else None, outputs)
-    train, validation = records, records
-    if run.reads_validation:
-        share = run.config["dataset"].get("validation_fraction") or VALIDATION_FRACTION
-        held_out = int(len(records) * share)
-        order = Streams(run.seed).numpy("data").permutation(len(records))
-        train, validation = records.at(order[held_out:]), records.at(order[:held_out])
-        if not held_out:
-            raise DataError(f"{len(records)} records are too few to keep some for validation; use FullDP")
-    return Splits(train, validation, train if run.regression else None, outputs)
-
-
-def _split_owners(run: Run, records: RecordSet, owners: Any) -> tuple[RecordSet, RecordSet]:
-    codes = named_owners(owners, len(records), Numbered())
-    share = run.config["dataset"].get("validation_fraction") or VALIDATION_FRACTION
-    wanted = run.reads_validation
-    split = owner_rows(codes, share if wanted else 0.0, 0.0, Streams(run.seed).numpy("data"))
-    refuse_no_owners(split, (True, wanted, False))
-    train, validation = (
-        RecordSet(records.store, rows, records.target, owners=whose) for rows, whose in (split.train, split.validation)
-    )
-    return train, validation if wanted else train
-
-
-def _record(facts: Facts) -> torch.Tensor:
-    return torch.zeros(facts.shape, dtype=facts.dtype or torch.float32)
-
-
-def _model(run: Run, facts: Facts) -> nn.Module:
-    model = build_model(
-        run.config,
-        seed=Streams(run.seed).public_seed,
-        num_classes=facts.num_classes,
-        input_shape=facts.shape,
-        constants=facts.constants,
-        input_norm=facts.norm,
-    )
-    model, replaced = make_private_ready(model)
-    for what in replaced:
-        warnings.warn(f"{run.config['model']['architecture']}: replaced {what}.", UserWarning, stacklevel=2)
-    check_input(model, _record(facts))
-    return model.to(run.device)
-
-
-def _take_all_steps(session: PrivateSession) -> None:
-    run, plan = session.run, session.plan
-    loss = RecordMSELoss() if run.regression else nn.CrossEntropyLoss(reduction="none")
-    optimizer = build_optimizer(run.config, session.model)
-    scheduler, by_step = build_scheduler(run.config, optimizer, epochs=run.epochs, steps=plan.shape.steps)
-    session.equip(loss, optimizer, scheduler)
-    for epoch in range(1, run.epochs + 1):
-        session.train_epoch(epoch, scheduler.step if scheduler is not None and by_step else _nothing)
-        if scheduler is not None and not by_step:
-            scheduler.step()
-
-
-def _nothing() -> None:
-    return None
-
-
-def _card(run: Run, given: Given, model: nn.Module) -> ModelCard:
-    facts = given.facts
-    return ModelCard(
-        model={key: value for key, value in to_plain(run.config["model"]).items() if key != "feature_cache"},
-        private=True,
-        regression=run.regression,
-        shape=facts.shape,
-        dtype=str(_record(facts).dtype).removeprefix("torch."),
-        outputs=facts.num_classes,
-        classes=facts.classes,
-        pixels=facts.constants,
-        input_norm=facts.norm,
-        features=features_of(model),
-        source=dict(given.card),
-    )
-
-
-def _released(card: ModelCard, trained: nn.Module) -> LoadedModel:
-    """Return a model of its own with the released weights: nothing that a session knows hangs on it."""
-    model = card.build()
-    model.load_state_dict({name: value.detach().cpu().clone() for name, value in trained.state_dict().items()})
-    return LoadedModel(card, model.eval())
-
-
-def _plain_bounds(bounds: Any) -> list[Any] | None:
-    return None if bounds is None else [np.asarray(end, dtype=np.float64).tolist() for end in bounds]
-
-
-def _seed(random_state: Any) -> int:
-    if isinstance(random_state, np.random.RandomState):
-        return int(random_state.randint(2**31))
-    return random_state
-
-
-@contextlib.contextmanager
-def _global_generators_kept() -> Iterator[None]:
-    """Leave the global generators as they were: a session seeds them for dropout, and a user may rely on them."""
-    states = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002 - it is the global one
-    try:
-        yield
-    finally:
-        torch.set_rng_state(states[0])
-        np.random.set_state(states[1])  # noqa: NPY002
-        random.setstate(states[2])

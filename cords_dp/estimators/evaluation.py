@@ -13,19 +13,31 @@ on as well pay for both, and so do rows that are evaluated twice (`repeats`, or 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from cords_dp.accounting import TEST_DATA, Account, Entry, Event, Ledger, calibrate, epsilon_bound, gaussian
+from cords_dp.accounting import (
+    TEST_DATA,
+    Account,
+    Entry,
+    Event,
+    Ledger,
+    PoissonGaussian,
+    calibrate,
+    epsilon_bound,
+    gaussian,
+)
 from cords_dp.config.values import number
+from cords_dp.data.owners import Numbered, named_owners, own_file
 from cords_dp.errors import ConfigError, DataError
-from cords_dp.estimators.repeats import Repeated
+from cords_dp.estimators.records import Given
+from cords_dp.estimators.repeats import Repeated, row_digests, tally
 from cords_dp.evaluation.measured import metrics_released
-from cords_dp.evaluation.released import ReleasedTest
+from cords_dp.evaluation.released import ReleasedTest, classifier_sum, regression_sum
 from cords_dp.noise.generators import secure_generator
 from cords_dp.planning.mechanism import Release
 from cords_dp.planning.plan import TEST_RELEASE
@@ -34,6 +46,7 @@ from cords_dp.planning.statement import rounded_up
 from cords_dp.report.metrics import metric_rows
 from cords_dp.selection.releases import Releases
 from cords_dp.selection.session import charging
+from cords_dp.training.metrics import groups_of
 
 
 @dataclass(frozen=True)
@@ -64,7 +77,45 @@ class Evaluation:
         return "\n".join([*(f"{words:<44}{value}" for words, value in rows), "", self.statement])
 
 
-def share_of_budget(epsilon: float, delta: float | None, count: int) -> tuple[float, float]:
+def evaluated(
+    given: Given,
+    y: np.ndarray,
+    outputs: Callable[[], np.ndarray],
+    *,
+    ends: tuple[float, float] | None,
+    epsilon: float,
+    delta: float | None,
+    owners: Any,
+    by: str | None,
+    account: str | Path | None,
+) -> Evaluation:
+    """Measure a model's outputs for records with the targets y, and release the sum of the rows' vectors.
+
+    ``ends``: the public range of a regression's target. ``owners``: whose each row is. ``by``: a column, whose groups
+    are measured besides.
+    """
+    whose = None if owners is None else own_file(named_owners(owners, len(y), Numbered()), np.zeros(0))[1]
+    count, unit = (len(y), "record") if whose is None else (whose.count, "owner")
+    epsilon, delta = _share_of_budget(epsilon, delta, count)
+    masses = None if whose is None else whose.masses
+    codes, groups = groups_of(given.records, by) or (None, ())
+    if by is not None and codes is None:
+        raise ConfigError("by", by, "only a DataFrame with a schema has columns")
+    places = None if codes is None else (codes, len(groups))
+    if ends is None:
+        span, total = 2.0, classifier_sum(given.records.targets.numpy(), outputs(), masses, places)
+    else:
+        low, span = ends[0], ends[1] - ends[0]
+        wanted, guessed = (2 * (values - low) / span - 1 for values in (y.astype(np.float64), outputs()))
+        total = regression_sum(wanted, guessed, masses, places)
+    repeated = tally(row_digests(given.records), epsilon, delta, unit) if account is None else None
+    vector, event, ledger = release_sum(total, epsilon=epsilon, delta=delta, unit=unit, account=account)
+    classes = given.facts.classes
+    metrics = metrics_released(ReleasedTest(len(classes), event.sigma, vector, groups, span / 2), classes=classes)
+    return Evaluation(metrics, _cost([event], delta), delta, count, unit, ledger.to_dict(), repeated)
+
+
+def _share_of_budget(epsilon: float, delta: float | None, count: int) -> tuple[float, float]:
     """Return the (ε, δ) of an evaluation of so many units of privacy, checked."""
     if not count:
         raise DataError("there are no rows to evaluate on")
@@ -76,23 +127,10 @@ def share_of_budget(epsilon: float, delta: float | None, count: int) -> tuple[fl
     return epsilon, delta
 
 
-def evaluated(
-    total: np.ndarray,
-    *,
-    names: Sequence[str],
-    groups: tuple[str, ...],
-    span: float,
-    epsilon: float,
-    delta: float,
-    count: int,
-    unit: str,
-    account: str | Path | None,
-    repeated: Repeated | None,
-) -> Evaluation:
-    """Release the sum of the rows' vectors.
-
-    ``names``: of the classes, ``groups``: of a column. ``span``: the width of a regression's public range.
-    """
+def release_sum(
+    total: np.ndarray, *, epsilon: float, delta: float, unit: str, account: str | Path | None
+) -> tuple[np.ndarray, PoissonGaussian, Ledger]:
+    """Release a sum by the Gaussian mechanism, reserved in the account and charged; return it with event and ledger."""
     event = gaussian(calibrate(lambda s: _cost([gaussian(s)], delta), epsilon, start=4 / epsilon, rising=False))
     entry = Entry(TEST_DATA, EVALUATION, event)
     ledger = Ledger((entry,), id=secrets.token_hex(8))
@@ -109,9 +147,7 @@ def evaluated(
     finally:
         if reservation is not None:
             reservation.settle(ledger.entries)
-    released = ReleasedTest(len(names), event.sigma, vector, groups, span / 2)
-    metrics = metrics_released(released, classes=names)
-    return Evaluation(metrics, _cost([event], delta), delta, count, unit, ledger.to_dict(), repeated)
+    return vector, event, ledger
 
 
 def _cost(events: Sequence[Event], delta: float) -> float:

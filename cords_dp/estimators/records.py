@@ -195,13 +195,19 @@ def read_table_schema(given: Any, x: pd.DataFrame, *, target: str, classes: Any,
     return schema
 
 
-def schema_target_range(card: Mapping[str, Any]) -> tuple[float, float]:
-    """Return the public range of a regression's target, from the schema in a model's card."""
+def target_range(card: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the public range of a regression's target, from a model's card: its schema's, or the one declared."""
     from cords_dp.data.sources.table.schema import Numeric, read_schema
 
-    target = read_schema(card).target
-    assert isinstance(target, Numeric)
-    return float(target.low), float(target.high)
+    if card.get("schema"):
+        target = read_schema(card["schema"]).target
+        assert isinstance(target, Numeric)
+        return float(target.low), float(target.high)
+    if card.get("target_range") is None:
+        fix = "must be declared for an evaluation: how far one row's error can go has to be public"
+        raise ConfigError("target_range", None, fix)
+    low, high = map(float, card["target_range"])
+    return low, high
 
 
 def table_classes(schema: Any, y: np.ndarray) -> np.ndarray:

@@ -27,8 +27,9 @@ from cords_dp.config import merge_into
 from cords_dp.config.settings import UNREAD
 from cords_dp.errors import ConfigError
 from cords_dp.estimators import records as kinds
-from cords_dp.estimators.estimator import SECTIONS, PrivateClassifier, PrivateRegressor
+from cords_dp.estimators.estimator import PrivateClassifier, PrivateRegressor
 from cords_dp.estimators.evaluation import Evaluation
+from cords_dp.estimators.parameters import SECTIONS, config_of
 from cords_dp.estimators.records import Given
 from cords_dp.estimators.repeats import Repeated, row_digests, tally
 from cords_dp.files import write_durably
@@ -88,13 +89,13 @@ class PrivateTuning(BaseEstimator):
             raise ConfigError("estimator", self.estimator, "give a PrivateClassifier or PrivateRegressor with a budget")
         best: PrivateClassifier | PrivateRegressor = clone(self.estimator)
         kind, X = best._checked(X, fitting=True)
-        if best._regression and kind != kinds.TABLE:
+        if best.regression and kind != kinds.TABLE:
             raise ConfigError("X", kind, "a regression is tuned on a DataFrame with a schema, which bounds its target")
         y = best._checked_target(X, y)
         given, _ = best._given(kind, X, y)
         search = {f"{SECTIONS[key]}.{key}" if key in SECTIONS else key: law for key, law in self.search.items()}
         with tempfile.TemporaryDirectory(prefix="cords_dp-") as folder:
-            config = best._config(kind)
+            config = config_of(best, kind)
             merge_into(config, {"ckpt": {"is_save": False}, "train_args": {"print_every": 10**6}})
             config["dataset"] = {
                 **_written(kind, X, y, given, Path(folder)),

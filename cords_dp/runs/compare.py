@@ -25,8 +25,10 @@ from cords_dp.config.settings import SELECTION_PRIVACY_KEYS
 from cords_dp.errors import ConfigError
 from cords_dp.files import write_durably
 from cords_dp.planning.statement import rounded_up
-from cords_dp.runs.run import RunResult, run_and_hand_over
-from cords_dp.training.resolve import Run, resolve
+from cords_dp.runs.result import RunResult
+from cords_dp.runs.run import run_and_hand_over
+from cords_dp.training.resolve import resolve
+from cords_dp.training.run import Run
 
 _FILE = "comparison.json"
 _WITHOUT = "not private"

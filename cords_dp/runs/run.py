@@ -8,11 +8,13 @@ them. No record is looked at for either, and nothing is charged.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +33,9 @@ from cords_dp.planning.mechanism import Mechanism
 from cords_dp.planning.statement import STATEMENT
 from cords_dp.processes import current_world, keep_freed_memory
 from cords_dp.progress import quiet
-from cords_dp.report.metrics import metric_numbers, metric_rows, metric_words
-from cords_dp.runs.manifest import write_manifest
+from cords_dp.report.metrics import metric_numbers
 from cords_dp.runs.model_readme import write_model_readme
+from cords_dp.runs.result import RunResult
 from cords_dp.selection.align import Align
 from cords_dp.training.handover import explaining_full_disks, model_card
 from cords_dp.training.log import console
@@ -44,97 +46,8 @@ from cords_dp.training.trainer import TrainClassifier
 
 __all__ = ["RunResult", "console", "measured_metrics", "run_and_hand_over", "run_experiment"]
 
-
-@dataclass(frozen=True)
-class RunResult:
-    """The summary of a run, one row of a table. A regression has ``rmse`` and ``r2``, and NaN as accuracy."""
-
-    dataset: str
-    strategy: str
-    fraction: float
-    seed: int | None
-    accuracy: float
-    rmse: float | None = field(default=None, kw_only=True)
-    r2: float | None = field(default=None, kw_only=True)
-    loss: float
-    epsilon: float
-    epsilon_allowed: float
-    delta: float
-    train_seconds: float
-    selection_seconds: float
-    out: str
-    metrics: dict[str, Any] = field(default_factory=dict, kw_only=True)  # `evaluation.measured`
-
-    def facts(self) -> dict[str, Any]:
-        """Return the summary for ``result.json``: with an accuracy, or with RMSE and R² in its place."""
-        other = ("rmse", "r2") if self.rmse is None else ("accuracy",)
-        return {name: value for name, value in asdict(self).items() if name not in other}
-
-    def text(self) -> str:
-        """Summarise the run for the user when it ends."""
-        lines = (
-            [] if math.isnan(self.accuracy) else [f"test accuracy   {100 * self.accuracy:.2f} %{_beside(self.metrics)}"]
-        )
-        if self.rmse is not None:
-            lines = [f"test RMSE       {self.rmse:.4g}, in the target's unit", f"test R²         {self.r2:.4f}"]
-        lines += _metric_lines(self.metrics)
-        if "released" in self.metrics:
-            lines.append("  of the private test set, with noise, released once and charged to it; 95 % intervals")
-        if math.isinf(self.epsilon_allowed):
-            lines.append("privacy         none (not a private run)")
-        else:
-            lines.append(f"epsilon         {self.epsilon:.4f} of {self.epsilon_allowed:g}")
-            lines.append(f"delta           {self.delta:.3g}")
-        training, selecting = _describe_seconds(self.train_seconds), _describe_seconds(self.selection_seconds)
-        lines.append(f"seconds         {training} training, {selecting} selecting")
-        lines.append(f"results in      {self.out}")
-        if math.isfinite(self.epsilon_allowed):
-            lines.append(f"the guarantee   {Path(self.out) / 'privacy.md'}")
-        return "\n".join(lines)
-
-
-def _describe_seconds(seconds: float) -> str:
-    """Describe a duration: of a secret pool in whole seconds, where 0 would read as if nothing had been done."""
-    return f"{seconds:.1f}" if seconds >= 1 else "under 1"
-
-
-_HEADLINES = ("accuracy", "base_rate", "rmse", "r2")  # in the first lines already
-_FEW_CLASSES = 10
-
-
-def _beside(metrics: Mapping[str, Any]) -> str:
-    """Describe what always saying the most frequent class would reach, beside an accuracy."""
-    rows = dict(metric_rows({"metrics": {"base_rate": metrics.get("base_rate")}}))
-    return "".join(f"; always the most frequent class: {value}" for value in rows.values())
-
-
-def _metric_lines(metrics: Mapping[str, Any]) -> list[str]:
-    """Return the other metrics as a small table, and precision and recall where the classes are few."""
-    numbers = {name: value for name, value in metrics.items() if name not in _HEADLINES}
-    rows = metric_rows({"metrics": numbers})
-    lines = [f"  {words:<20}{value}" for words, value in rows]
-    classes = metrics.get("by_class")
-    if isinstance(classes, list) and len(classes) <= _FEW_CLASSES:
-        lines += _table_lines("class", classes)
-    return lines + _table_lines("group", metrics.get("by_group") or [])
-
-
-def _table_lines(first: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    if not rows:
-        return []
-    numbers: dict[str, list[str]] = {first: [str(row[first]) for row in rows]}
-    for name in list(rows[0])[1:6]:
-        values = [row.get(name, math.nan) for row in rows]
-        values = [value["value"] if isinstance(value, Mapping) else value for value in values]
-        values = [math.nan if value is None else value for value in values]  # lost in the noise
-        numbers[metric_words(name)] = [f"{v:,.0f}" if name == "records" else f"{v:.3f}" for v in values]
-    widths = {name: max(len(name), *map(len, values)) for name, values in numbers.items()}
-    table = [list(numbers), *zip(*numbers.values(), strict=True)]
-    return [
-        f"  {row[0]:<{widths[first]}}  "
-        + "  ".join(f"{v:>{w}}" for v, w in zip(row[1:], list(widths.values())[1:], strict=True))
-        for row in table
-    ]
+# What is not to be shared, or is written by other programs (locks, tensorboard, Weights & Biases).
+_UNLISTED = re.compile(r"(^|/)(private|wandb)/|\.lock$|\.tmp$|(^|/)events\.out\.tfevents|^files\.json$")
 
 
 def run_experiment(cfg: DotMap | dict[str, Any], out: str | Path, *, progress: bool = True) -> RunResult:
@@ -187,8 +100,8 @@ def _written(trainer: TrainClassifier, out: Path) -> RunResult:
     assert trainer.model is not None
     write_durably(out / "model.pt", weights(trainer.model))
     if trainer.run.subset.publish_subset:
-        write_durably(out / "subset.json", json.dumps(trainer.published_rows()))
-    if about := about_run(trainer, out, card.classes):
+        write_durably(out / "subset.json", json.dumps(trainer.session.published_rows()))
+    if about := _about(trainer, out, card.classes):
         write_durably(out / "about.json", json.dumps(about, indent=2))
     result = replace(_summary(trainer, out), metrics=measured)
     facts = {**result.facts(), "classes": list(card.classes), "versions": versions()}
@@ -198,6 +111,16 @@ def _written(trainer: TrainClassifier, out: Path) -> RunResult:
     write_durably(out / "result.json", json.dumps(_json_safe(facts), indent=2))
     write_manifest(out)
     return result
+
+
+def write_manifest(folder: Path) -> None:
+    """Write files.json: the SHA-256 of each file, for ``cords-dp verify``, when nothing else is going to be written.
+
+    Released are digests of files that lie beside it and are released themselves.
+    """
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    digests = {n: hashlib.sha256((folder / n).read_bytes()).hexdigest() for n in names if not _UNLISTED.search(n)}
+    write_durably(folder / "files.json", json.dumps({"format": 1, "sha256": digests}, indent=1) + "\n")
 
 
 def _into(cfg: DotMap | dict[str, Any], out: Path) -> DotMap:
@@ -226,8 +149,8 @@ def _summary(trainer: TrainClassifier, out: Path) -> RunResult:
         epsilon=cost.epsilon if cost else math.inf,
         epsilon_allowed=plan.privacy.epsilon if plan else math.inf,
         delta=cost.delta if cost else 0.0,
-        train_seconds=trainer.shown_seconds(trainer.train_seconds),
-        selection_seconds=trainer.shown_seconds(trainer.selection_seconds),
+        train_seconds=trainer.session.shown_seconds(trainer.session.train_seconds),
+        selection_seconds=trainer.session.shown_seconds(trainer.session.selection_seconds),
         out=str(out),
     )
 
@@ -251,9 +174,9 @@ def measured_metrics(trainer: TrainClassifier, classes: tuple[str, ...]) -> dict
 
     Empty where nothing may be told, and where each process has a part of a public test set.
     """
-    if trainer.tested is not None:
+    if trainer.session.tested is not None:
         wanted = trainer.run.config["train_args"].get("metrics")
-        return metrics_released(trainer.tested, classes=classes, wanted=wanted)
+        return metrics_released(trainer.session.tested, classes=classes, wanted=wanted)
     if trainer.world.size > 1 or trainer.model is None or trainer.data is None or trainer.run.test != PUBLIC:
         return {}
     run, test = trainer.run, trainer.data.test
@@ -264,7 +187,7 @@ def measured_metrics(trainer: TrainClassifier, classes: tuple[str, ...]) -> dict
     if classes:  # a network may have more outputs than the set has classes
         classes = (*classes, *map(str, range(len(classes), outputs.shape[1])))
     if run.regression:
-        targets, outputs = trainer.in_unit(targets), trainer.in_unit(outputs)
+        targets, outputs = trainer.session.in_unit(targets), trainer.session.in_unit(outputs)
     section = run.config["train_args"]
     groups = groups_of(test, section.get("metrics_by"))
     if groups is not None and len(groups[0]) != len(targets):  # labels that are no class, in a set that was handed over
@@ -279,7 +202,7 @@ def _add_to_last_row(history: History, measured: Mapping[str, Any]) -> None:
         history.rows[-1] |= {name: value for name, value in numbers.items() if name not in ("accuracy", "rmse", "r2")}
 
 
-def about_run(trainer: TrainClassifier, out: Path, classes: tuple[str, ...]) -> dict[str, Any]:
+def _about(trainer: TrainClassifier, out: Path, classes: tuple[str, ...]) -> dict[str, Any]:
     """Return what ``about.json`` holds; empty for a regression and where each process has a part of the test set."""
     if trainer.run.regression or trainer.world.size > 1 or trainer.model is None or trainer.data is None:
         return {}

@@ -18,7 +18,8 @@ from cords_dp.errors import ConfigError, CordsDPError, Problems, shown
 from cords_dp.models.build import build_model, check_input
 from cords_dp.models.private import make_private_ready
 from cords_dp.planning import PrivacyPlan
-from cords_dp.training.resolve import Run, examine, resolve
+from cords_dp.training.resolve import examine, resolve
+from cords_dp.training.run import Run
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,9 @@ import logging
 import multiprocessing
 import os
 import sys
-import threading
-import time
 import traceback
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
@@ -230,33 +227,3 @@ class RayTasks:
             except ray.exceptions.RayError as error:
                 kind, value = "error", f"{type(error).__name__}: {error}"
             yield Finished(job, value) if kind == "files" else Failed(job, value)
-
-
-_WORDS = "trials are running; how many there are is secret"
-
-
-@contextmanager
-def heartbeat(title: str, *, show: bool = True, every: float = 1.0) -> Iterator[None]:
-    """Show the seconds that have passed, at its own pace: a display that moves with the work could be counted."""
-    if not show:
-        yield
-        return
-    if not sys.stderr.isatty():
-        print(f"{title}: {_WORDS}", file=sys.stderr)
-        yield
-        return
-    ended, start = threading.Event(), time.monotonic()
-
-    def beat() -> None:
-        while not ended.wait(every):
-            minutes, seconds = divmod(int(time.monotonic() - start), 60)
-            print(f"\r{title}: {minutes}:{seconds:02d}, {_WORDS}", end="", file=sys.stderr, flush=True)
-
-    thread = threading.Thread(target=beat, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-        print("\r\033[K", end="", file=sys.stderr)

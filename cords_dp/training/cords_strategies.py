@@ -20,17 +20,21 @@ class CordsSession(Session):
     """A run by one of CORDS' own strategies. Not private."""
 
     def equip(self, loss: nn.Module, optimizer: Optimizer, scheduler: Any = None) -> None:
-        self.loss, self.optimizer, self.scheduler = loss, optimizer, scheduler
+        super().equip(loss, optimizer, scheduler)
         streams = Streams(self.run.seed, reproducible=self.run.seed is not None)
         self.source = self._built_strategy(streams.numpy("coins"), None)
 
-    def train_epoch(self, epoch: int, after_step: Callable[[], None]) -> dict[str, float]:
+    def steps_in(self, epochs: int) -> int:
+        return epochs * len(self.source)
+
+    def _take_steps(self, epoch: int, after_step: Callable[[], None]) -> dict[str, float]:
         self.model.train()
         loss_sum, correct, seen = 0.0, 0, 0
         for batch in self.source:
             x, y, weights = (part.to(self.run.device) for part in batch)
             batch_loss, batch_correct = self._step(x, y, weights)
             loss_sum, correct, seen = loss_sum + batch_loss, correct + batch_correct, seen + len(y)
+            self._advance(by_step=True)
             after_step()
         return {"subtrn_loss": loss_sum, "subtrn_acc": correct / seen} if seen else {}
 

@@ -5,20 +5,24 @@ Released are public facts of config, plan and source, and what the ledger says w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
 
 from cords_dp.config import to_plain
 from cords_dp.config.settings import PUBLIC
 from cords_dp.data.published import public_facts
+from cords_dp.data.sources.base import Facts
 from cords_dp.errors import AccountingError, StorageError
 from cords_dp.files import out_of_space, write_durably
 from cords_dp.models.card import FILE as MODEL_CARD
 from cords_dp.models.card import ModelCard, features_of
 from cords_dp.planning.statement import STATEMENT, privacy_report, write_statement
 from cords_dp.training.provenance import about_run
+from cords_dp.training.run import Run
 
 if TYPE_CHECKING:
     from cords_dp.training.trainer import TrainClassifier
@@ -78,23 +82,34 @@ def _after_a_full_disk(trainer: TrainClassifier, error: OSError) -> str:
 
 
 def model_card(trainer: TrainClassifier) -> ModelCard:
-    """Collect public facts about the model, of the config and of its source; none is taken from records."""
+    """Collect public facts about a trainer's model, of the config and of its source."""
     assert trainer.model is not None
     assert trainer.data is not None
-    config, run = trainer.run.config, trainer.run
-    facts = public_facts(config) if trainer.built else None  # data that was handed over is nobody's but the user's
-    outputs = trainer.data.num_classes
-    section = {key: value for key, value in to_plain(config["model"]).items() if key != "feature_cache"}
+    return described_model(
+        trainer.run,
+        trainer.model,
+        trainer.record,
+        trainer.data.num_classes,
+        # data that was handed over is nobody's but the user's
+        facts=public_facts(trainer.run.config) if trainer.session.built else None,
+        source=trainer.session.source_card(),
+    )
+
+
+def described_model(
+    run: Run, model: nn.Module, record: Tensor, outputs: int, *, facts: Facts | None, source: Mapping[str, Any] | None
+) -> ModelCard:
+    """Collect public facts about a model, none of which is taken from records. ``record``: zeros in its shape."""
     return ModelCard(
-        model=section,
+        model={key: value for key, value in to_plain(run.config["model"]).items() if key != "feature_cache"},
         private=run.strategy.private,
         regression=run.regression,
-        shape=tuple(trainer.record.shape),
-        dtype=str(trainer.record.dtype).removeprefix("torch."),
+        shape=tuple(record.shape),
+        dtype=str(record.dtype).removeprefix("torch."),
         outputs=outputs,
         classes=() if run.regression else facts.classes if facts else tuple(map(str, range(outputs))),
         pixels=facts.constants if facts else None,
         input_norm=facts.norm if facts else None,
-        features=features_of(trainer.model),
-        source=trainer.card() if trainer.built else None,
+        features=features_of(model),
+        source=source,
     )

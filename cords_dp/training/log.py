@@ -27,16 +27,26 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tqdm import tqdm
 
 from cords_dp.config.settings import PRIVATE, PUBLIC, UNREAD
 from cords_dp.errors import ConfigError, how_to_install
+from cords_dp.evaluation.released import ReleasedTest
 from cords_dp.planning import PrivacyPlan
 from cords_dp.progress import quiet, shown_bar
-from cords_dp.training.metrics import ALL_LABELS, History, scores
-from cords_dp.training.resolve import Run
+from cords_dp.training.metrics import ALL_LABELS, History, measured_for, scores
+from cords_dp.training.run import Run
+
+if TYPE_CHECKING:
+    from cords_dp.training.session import Session
+
+
+def shown_metrics(run: Run, plan: PrivacyPlan | None, logger: logging.Logger) -> list[str]:
+    """Return the metrics that may be measured and logged, of those that the config asks for."""
+    wanted = run.config["train_args"].get("print_args") or ["tst_loss", "tst_acc", "time"]
+    return allowed_metrics(measured_for(wanted, regression=run.regression), plan, logger, test=run.test)
 
 
 def allowed_metrics(
@@ -82,12 +92,27 @@ def log_plan(run: Run, plan: PrivacyPlan | None, logger: logging.Logger) -> None
     )
 
 
-def log_results(
-    logger: logging.Logger, kind: str, history: History, shown: Sequence[str], seconds: float, *, regression: bool
-) -> None:
-    """Log CORDS' closing lines."""
+def log_end(session: Session, history: History, shown: Sequence[str]) -> None:
+    """Log CORDS' closing lines, what was spent, and what was released of a private test set.
+
+    Selected indices are logged for CORDS' own strategies only, which are not private.
+    """
+    plan, logger = session.plan, session.logger
+    if plan is None and getattr(session.source, "selected_idxs", None):
+        logger.info("Selected Indices: ")
+        logger.info(session.source.selected_idxs)
+    _log_results(session, history, shown)
+    if plan is not None and not plan.noiseless:
+        cost, allowed = plan.spent(session.ledger), plan.privacy.epsilon
+        logger.info("Privacy spent: epsilon %.4f of %g at delta %g", cost.epsilon, allowed, cost.delta)
+    if session.tested is not None:
+        _log_released(session.tested, history, shown, logger)
+
+
+def _log_results(session: Session, history: History, shown: Sequence[str]) -> None:
+    logger, kind = session.logger, session.run.config["dss_args"]["type"]
     logger.info("%s Selection Run---------------------------------", kind)
-    kinds = scores(regression=regression)
+    kinds = scores(regression=session.run.regression)
     for prefix in ("val", "tst"):
         names = [f"{prefix}_{one}" for one in ("loss", *kinds)]
         if history.last(names[0]) is not None:
@@ -99,19 +124,31 @@ def log_results(
         if column in shown and history.column(column):
             name = "Time" if column == "time" else ALL_LABELS[column]
             logger.info("%s: %s", name, " , ".join(str(v) for v in history.column(column)))
-    logger.info("Total time taken by %s = %.4f ", kind, seconds)
+    logger.info("Total time taken by %s = %.4f ", kind, session.shown_seconds())
 
 
-def progress_bar(name: str, steps: int, *, done: int = 0, secret_pool: bool, shown: bool) -> tqdm:
-    """Return a bar of a run's steps. ``done``: how many an earlier attempt took."""
+def _log_released(tested: ReleasedTest, history: History, shown: Sequence[str], logger: logging.Logger) -> None:
+    """Log what was released of a private test set, and let the last row have it under CORDS' names."""
+    found = tested.metrics()
+    known = {name: row for name, row in found.items() if isinstance(row, dict) and row["value"] is not None}
+    names = {"accuracy": "acc", "rmse": "rmse", "r2": "r2", "log_loss": "loss"}
+    if history.rows:
+        released = {f"tst_{short}": known[name]["value"] for name, short in names.items() if name in known}
+        history.rows[-1].update({name: value for name, value in released.items() if name not in shown})
+    words = ", ".join(f"{n} {r['value']:.4f} ({r['low']:.4f} to {r['high']:.4f})" for n, r in known.items())
+    logger.info("Released of the private test set, with noise and 95 %% intervals: %s.", words)
+
+
+def progress_bar(session: Session, epochs_done: int, *, shown: bool) -> tqdm:
+    """Return a bar of a run's steps, of which an earlier attempt took those of ``epochs_done``."""
     return shown_bar(
-        total=steps or None,
-        initial=done,
+        total=session.steps_in(session.run.epochs) or None,
+        initial=session.steps_in(epochs_done),
         unit="step",
-        desc=name,
+        desc=session.run.strategy.name,
         mininterval=0.5,
         # where the pool is secret, the time of a step follows its size
-        bar_format="{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} steps" if secret_pool else None,
+        bar_format="{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} steps" if session.secret_pool else None,
         shown=shown,
         leave=False,
     )

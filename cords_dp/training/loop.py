@@ -14,8 +14,8 @@ Unit and relation as for a run (`planning.plan`). Released, to everybody who get
 (a Poisson-subsampled Gaussian event each, sensitivity C, charged to D) and what the mechanism's `releases` list,
 charged to D or V. The plan is made when the loader is, from public sizes alone.
 
-- An epoch is charged when its first batch is asked for, all its steps at once (`session.PrivateSession`). Breaking out
-  of it, skipping a step and starting over forgo steps that stay charged. More epochs than planned are refused.
+- An epoch is charged when its first batch is asked for, all its steps at once (`PrivateSession`). Breaking out of it,
+  skipping a step and starting over forgo steps that stay charged. More epochs than planned are refused.
 - A step is taken by the session, on the batch that the loader drew, inside a charged step. What the loop computes of
   the batch enters the weights nowhere; its loss is only compared, so that a mistake in it is noticed (`DrawnBatch`).
   Where the loop's loss is the plain cross entropy and the mechanism has learnt how D's labels came about
@@ -29,13 +29,11 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, default_collate
@@ -44,7 +42,6 @@ import cords_dp.cords  # noqa: F401 - CORDS' modules, which a script with a loop
 from cords_dp.accounting import Ledger
 from cords_dp.config.settings import AUTO
 from cords_dp.config.values import suggest, whole
-from cords_dp.data.handed_over import as_records, checked_splits, refuse_shared_records, with_owners
 from cords_dp.data.record_set import Splits
 from cords_dp.errors import BudgetExceededError, ConfigError, MechanismError
 from cords_dp.models.build import check_input
@@ -53,10 +50,12 @@ from cords_dp.models.unchanged import refuse_changes, state_of
 from cords_dp.planning import Cost, PrivacyPlan
 from cords_dp.planning.statement import privacy_report, write_statement
 from cords_dp.processes import current_world
+from cords_dp.training.loop_step import DrawnBatch, LoopOptimizer, follow
 from cords_dp.training.poisson import Batch
+from cords_dp.training.preparing import planned_records
+from cords_dp.training.private_session import PrivateSession
 from cords_dp.training.provenance import about_handed_over
 from cords_dp.training.resolve import resolve
-from cords_dp.training.session import PrivateSession
 
 _LIVE = ("model", "loss", "eta", "num_classes", "num_epochs", "device", "collate_fn")  # CORDS' objects in dss_args
 _MEANINGLESS = ("shuffle", "pin_memory", "num_workers", "drop_last")  # DataLoader's; batches are Poisson draws here
@@ -107,15 +106,11 @@ class PrivateLoader:
         self._check_run()
         for warning in self._run.notes:
             self.logger.warning(warning)
-        self._data = _splits(trainloader, valloader, dss_args)
+        splits = _splits(trainloader, valloader, dss_args)
         self._run = self._run.for_owners(owned=owners is not None)
-        if owners is not None:
-            self._data = with_owners(self._data, owners, validation=valloader is not None)
-        units = as_records(self._data.train).units, as_records(self._data.validation).units
-        plan = self._run.plan(units[0], 0 if valloader is None else units[1])
+        self._data, plan = planned_records(self._run, splits, owners=owners, validation=valloader is not None)
         assert plan is not None
         self.plan: PrivacyPlan = plan
-        refuse_shared_records(self._data, validation_is_read=plan.validation_is_read, test_is_shown=False)
         beside = None if self.folder is None else self.folder / "private-loop.pt"
         # never closed: nobody can say when a loop has ended, so its whole plan counts in an account
         self._session = PrivateSession(self._run, plan, checkpoint=beside, resumable=False, logger=self.logger)
@@ -328,8 +323,7 @@ def _splits(trainloader: DataLoader, valloader: DataLoader | None, dss_args: Map
     classes = whole("dss_args.num_classes", dss_args.get("num_classes"), low=2)
     train: Dataset = trainloader.dataset
     validation = train if valloader is None else valloader.dataset
-    # the test set is the loop's business: V, checked as V is, stands in its place
-    return checked_splits(Splits(train, validation, None, classes), private=True)
+    return Splits(train, validation, None, classes)  # the test set is the loop's business
 
 
 def _folder(given: str | Path | None, logger: logging.Logger) -> Path | None:
@@ -337,140 +331,3 @@ def _folder(given: str | Path | None, logger: logging.Logger) -> Path | None:
         return Path(given).expanduser()
     files = [handler.baseFilename for handler in logger.handlers if isinstance(handler, logging.FileHandler)]
     return Path(files[0]).parent if files else None
-
-
-class LoopOptimizer(Optimizer):
-    """Looks like the user's optimizer to loops, schedulers and Lightning; ``step`` hands over to the private engine.
-
-    The user's optimizer stays the one that changes weights, from inside the engine. Called from anywhere else it
-    refuses: its gradients would be exact.
-    """
-
-    def __init__(self, original: Optimizer, take_step: Callable[[], None]):
-        # torch's own constructor would make groups of its own; these stay the original's
-        self.original, self._take_step, self._inside = original, take_step, False
-        self.defaults = original.defaults
-        original.register_step_pre_hook(self._refuse_outside)
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        return self.original.param_groups
-
-    @property
-    def state(self) -> Any:  # type: ignore[override]
-        return self.original.state
-
-    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
-        return self.original.state_dict()
-
-    def load_state_dict(self, state_dict: Any) -> None:
-        self.original.load_state_dict(state_dict)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        self.original.zero_grad(set_to_none)
-
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """Take one private step on the batch that was drawn last. ``closure`` computes its loss, as Lightning asks."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self._inside = True
-        try:
-            self._take_step()
-        finally:
-            self._inside = False
-        return loss
-
-    def _refuse_outside(self, *_: Any) -> None:
-        if not self._inside:
-            raise MechanismError(
-                "this optimizer was made private: step with the one that make_private returned, as in "
-                "model, optimizer = loader.make_private(model, optimizer)"
-            )
-
-
-def follow(optimizer: Optimizer, old: nn.Module, new: nn.Module) -> None:
-    """Let an optimizer of ``old``'s weights continue with ``new``'s, by name: layers were replaced."""
-    if old is new:
-        return
-    if optimizer.state:
-        raise MechanismError("the optimizer has taken steps already: make it private before the first")
-    names = {id(p): name for name, p in old.named_parameters()}
-    weights = dict(new.named_parameters())
-    for group in optimizer.param_groups:
-        try:
-            group["params"] = [weights[names[id(p)]] for p in group["params"]]
-        except KeyError:
-            raise MechanismError("the optimizer holds weights that are not the model's") from None
-
-
-_TOLERANCE = 1e-3  # of the gradient that a sum of weighted losses has
-_FIX = (
-    "the gradient of this loss is not the sum over records of weight · loss. A private step adds up each record's own "
-    "clipped gradient and divides by the public batch size; a loop that divides by weights.sum() or by the number of "
-    "records lets one record change what the others count. Write  loss = torch.dot(losses, weights)  with losses by "
-    "the loss in dss_args, reduction='none'"
-)
-
-
-@dataclass
-class DrawnBatch:
-    """A drawn batch and the labels in it: its loss is checked, then exactly one step is taken.
-
-    ``checked``: its loss was seen to be the right one. ``taken``: its step was taken.
-    """
-
-    drawn: Batch
-    y: Tensor
-    checked: bool = False
-    taken: bool = False
-
-    @property
-    def x(self) -> Tensor:
-        return self.drawn[0]
-
-    @property
-    def weights(self) -> Tensor:
-        return self.drawn[2]
-
-    def watch(self, model: nn.Module, inputs: tuple[object, ...], outputs: object, loss: nn.Module) -> None:
-        """Watch a forward pass in training: its records must be this batch's, and what flows back is checked."""
-        if not (model.training and torch.is_grad_enabled() and isinstance(outputs, Tensor) and not self.taken):
-            return
-        given = inputs[0] if inputs else None
-        if not isinstance(given, Tensor) or not _same(given, self.x):
-            raise MechanismError(
-                "the model was given other records than the batch that was drawn: steps are taken on the batch as it "
-                "is. Change records in the dataset (or use privacy.augmentations), and evaluate in model.eval()"
-            )
-        outputs.register_hook(partial(self._check, outputs.detach(), loss))
-
-    def _check(self, outputs: Tensor, loss: Callable[[Tensor, Tensor], Tensor], gradient: Tensor) -> None:
-        logits = outputs.clone().requires_grad_()
-        with torch.enable_grad():
-            losses = loss(logits, self.y.to(logits.device))
-            total = (losses.reshape(len(self.y), -1).sum(dim=1) * self.weights.to(losses)).sum()
-        (expected,) = torch.autograd.grad(total, logits)
-        # a record that is not finite is the engine's to leave out; it must not show here
-        finite = torch.isfinite(expected).reshape(len(expected), -1).all(dim=1)
-        expected, gradient = expected[finite], gradient[finite]
-        if not float((gradient - expected).norm()) <= _TOLERANCE * float(expected.norm()):
-            raise MechanismError(_FIX)
-        self.checked = True
-
-    def take(self) -> None:
-        """Claim this batch's step: once, and after its loss."""
-        if self.taken:
-            raise MechanismError(
-                "each batch is good for one step, and this one was taken: a second would be charged to nobody"
-            )
-        if not self.checked:
-            raise MechanismError("call loss.backward() on this batch's loss before optimizer.step()")
-        self.taken = True
-
-
-def _same(given: Tensor, drawn: Tensor) -> bool:
-    return given.shape == drawn.shape and bool(
-        torch.equal(given.detach().to(drawn.device).nan_to_num(), drawn.nan_to_num())
-    )

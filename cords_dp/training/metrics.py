@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -196,18 +196,23 @@ class Measuring:
     Nothing is released here: metrics of private records are left out before (`log.allowed_metrics`) unless the user
     asked for them, and ε follows from the ledger.
 
-    shown: the metrics that may be measured and logged. rows: where rows go besides the history. in_unit: brings what a
-    regression predicts to the target's own unit.
+    shown: the metrics that may be measured and logged. rows: where rows go besides the history.
     """
 
     session: Session
     history: History
     shown: list[str]
     rows: RowLogger
-    in_unit: Callable[[np.ndarray], np.ndarray]
     best: bool  # does the log show the best accuracy so far, as a checkout of CORDS does?
 
-    def metrics(self) -> dict[str, float]:
+    def measure(self, epoch: int, subset_metrics: Mapping[str, float]) -> None:
+        """Measure after an epoch, all processes together; rank 0 writes the row down."""
+        row: dict[str, Any] = {"epoch": epoch, "time": self.session.shown_seconds(), **self._metrics()}
+        if self.session.world.main:
+            row.update({key: value for key, value in subset_metrics.items() if key in self.shown})
+            self._tell({**row, **self.costs(epoch)})
+
+    def _metrics(self) -> dict[str, float]:
         """Measure losses and accuracies (of a regression: RMSE and R²) of the sets that are shown, all processes
         together."""
         found: dict[str, float] = {}
@@ -223,7 +228,7 @@ class Measuring:
         batches = evaluation_batches(dataset, run.config, private=session.plan is not None)
         model, loss, world = session.released, session.loss, session.world
         if run.regression:
-            return evaluate_regression(model, batches, loss, run.device, in_unit=self.in_unit, world=world)
+            return evaluate_regression(model, batches, loss, run.device, in_unit=session.in_unit, world=world)
         return evaluate(model, batches, loss, run.device, world=world)
 
     def costs(self, epoch: int) -> dict[str, float]:
@@ -239,8 +244,7 @@ class Measuring:
         found.update({f"epsilon_{phase.replace(' ', '_')}": bound.epsilon for phase, bound in cost.phases.items()})
         return found
 
-    def tell(self, row: dict[str, Any]) -> None:
-        """Write down a row. The main process alone does."""
+    def _tell(self, row: dict[str, Any]) -> None:
         run = self.session.run
         self.history.rows.append(row)
         self.session.logger.info(self.history.line(self.shown, best=self.best))

@@ -151,36 +151,38 @@ def _parameter_groups(section: Mapping[str, Any], model: nn.Module) -> list[dict
 
 def build_scheduler(
     cfg: Mapping[str, Any], optimizer: Optimizer, *, epochs: int, steps: int
-) -> tuple[schedulers.LRScheduler | None, bool]:
-    """Build the scheduler; also return whether it advances at every step instead of every epoch."""
+) -> schedulers.LRScheduler | None:
     section = cfg.get("scheduler") or {}
     kind = schedule_kind(section)
     if kind is None:
-        return None, False
+        return None
     if kind == "cosine_annealing":
-        return schedulers.CosineAnnealingLR(optimizer, T_max=section.get("T_max") or epochs), False
+        return schedulers.CosineAnnealingLR(optimizer, T_max=section.get("T_max") or epochs)
     if kind == "cosine_annealing_WS":
-        return (
-            schedulers.CosineAnnealingWarmRestarts(
-                optimizer, T_0=section.get("T_0") or epochs, T_mult=section.get("T_mult") or 1
-            ),
-            False,
+        return schedulers.CosineAnnealingWarmRestarts(
+            optimizer, T_0=section.get("T_0") or epochs, T_mult=section.get("T_mult") or 1
         )
-    if kind == "cosine_annealing_step":
-        return schedulers.CosineAnnealingLR(optimizer, T_max=section.get("max_steps") or max(steps, 1)), True
+    if kind == _BY_STEP:
+        return schedulers.CosineAnnealingLR(optimizer, T_max=section.get("max_steps") or max(steps, 1))
     gamma = section.get("gamma") or 0.1
     if kind == "multistep":
-        return schedulers.MultiStepLR(optimizer, milestones=list(section["milestones"]), gamma=gamma), False
+        return schedulers.MultiStepLR(optimizer, milestones=list(section["milestones"]), gamma=gamma)
     size = section.get("stepsize") or section.get("step_size") or epochs
-    return schedulers.StepLR(optimizer, step_size=size, gamma=gamma), False
+    return schedulers.StepLR(optimizer, step_size=size, gamma=gamma)
+
+
+def advances_by_step(cfg: Mapping[str, Any]) -> bool:
+    """Return whether the scheduler advances at every step instead of every epoch."""
+    return schedule_kind(cfg.get("scheduler") or {}) == _BY_STEP
 
 
 LAYER_RATES = ("lr1", "lr2", "lr3")
+_BY_STEP = "cosine_annealing_step"
 SCHEDULERS = (
     None,
     "cosine_annealing",
     "cosine_annealing_WS",
-    "cosine_annealing_step",
+    _BY_STEP,
     "linear_decay",
     "StepLR",
     "multistep",

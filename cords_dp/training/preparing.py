@@ -1,4 +1,4 @@
-"""Prepares a run for `TrainClassifier`: its model and its plan. Nothing is written yet.
+"""Prepares a run for whatever trains it: its records, its plan and its model. Nothing is written yet.
 
 Everything that can be wrong is found here, before a log is opened. Records are read only where their number, which is
 public, has to be counted.
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from cords_dp.accounting import Ledger
 from cords_dp.config.settings import PRIVATE, PUBLIC
@@ -20,19 +21,20 @@ from cords_dp.data.build import UNREADABLE, build_dataset, describe_padding, rea
 from cords_dp.data.handed_over import as_records, refuse_shared_records, with_owners
 from cords_dp.data.published import known_sizes, public_facts
 from cords_dp.data.record_set import Splits
-from cords_dp.data.sources.base import find_source
-from cords_dp.data.store import PixelConstants
+from cords_dp.data.sources.base import Facts, find_source
 from cords_dp.errors import ConfigError
-from cords_dp.models.build import check_input, check_outputs
+from cords_dp.models.build import build_model, check_input, check_outputs
+from cords_dp.models.losses import RecordMSELoss
+from cords_dp.models.private import make_private_ready
 from cords_dp.noise.generators import Streams
 from cords_dp.planning import PrivacyPlan
 from cords_dp.processes import World
 from cords_dp.training.checkpoint import ledger_path
-from cords_dp.training.optim import planned_learning_rate
-from cords_dp.training.resolve import Run, sizes_of
-from cords_dp.training.session import share_of
+from cords_dp.training.opening import share_of
+from cords_dp.training.optim import build_optimizer, build_scheduler, planned_learning_rate
+from cords_dp.training.run import Run, sizes_of
 
-BuildModel = Callable[[int, Sequence[int], PixelConstants | None], nn.Module]
+BuildModel = Callable[[int, Sequence[int], Facts | None], nn.Module]
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Prepared:
     """A run that can begin.
 
     run: with batch size and learning rate as they will be used. plan: None for a strategy that is not private. record:
-    zeros in the shape and type of a record. data: the sets, if they had to be counted.
+    zeros in the shape and type of a record. data: the sets, if they were handed over or had to be counted.
     """
 
     run: Run
@@ -51,41 +53,139 @@ class Prepared:
     remarks: tuple[str, ...] = ()
 
     def dataset(self, world: World) -> Splits:
-        return load_dataset(self.run, world) if self.data is None else self.data
+        return _load_dataset(self.run, world) if self.data is None else self.data
 
 
 def prepare(run: Run, build: BuildModel, world: World, given: Splits | None = None, owners: Any = None) -> Prepared:
-    """Build the model, make the plan, and refuse what cannot be trained. ``given``: sets that are handed over."""
+    """Prepare a run on the configured data, or on sets that are handed over; refuse what a trainer cannot train."""
     if given is not None:
-        run = run.for_owners(owned=owners is not None)
-    elif owners is not None:
+        prepared = prepare_records(run.for_owners(owned=owners is not None), build, given, owners=owners)
+    elif owners is None:
+        prepared = _prepare_configured(run, build, world)
+    else:
         raise ConfigError("owners", "a list", "is for sets that are handed over; name dataset.owner in the config")
-    facts = public_facts(run.config) if given is None else None
-    record = model = None
-    if facts is not None:
-        record = torch.zeros(facts.shape, dtype=facts.dtype)
-        model = _fitting_model(run, build, facts.num_classes, record, facts.constants)
-    sizes = known_sizes(run.config) if given is None else None
-    data = _counted(run, given, owners, world) if sizes is None else None
-    counted = sizes if data is None else sizes_of(data, run)
-    assert counted is not None
-    plan = run.plan(*counted)
-    if record is None or model is None:
-        assert data is not None
-        record = torch.zeros_like(data.train[0][0])
-        model = _fitting_model(run, build, data.num_classes, record)
-    _refuse(run, plan, world, None if given is None else data)
+    if prepared.plan is not None:
+        _refuse_metrics_of_nothing(run, prepared.plan)
+    elif world.size > 1:
+        raise ConfigError("dss_args.type", run.strategy.name, "only private strategies train in several processes")
+    return prepared
+
+
+def _prepare_configured(run: Run, build: BuildModel, world: World) -> Prepared:
+    """Prepare a run on the configured data, which is read here only if its size is not known."""
+    facts, sizes = public_facts(run.config), known_sizes(run.config)
+    made = None if facts is None else _fitting_model(run, build, facts, None)  # before data is read
+    if sizes is not None:
+        data, plan = None, run.plan(*sizes)
+    else:
+        own = find_source(run.config["dataset"].get("name")) is not None
+        data = readable(_load_dataset(run, world), run.config, private=run.strategy.private, own=own)
+        plan = run.plan(*sizes_of(data, run))
+    model, record = made or _fitting_model(run, build, facts, data)
+    return _completed(run, plan, model, record, data)
+
+
+def prepare_records(
+    run: Run,
+    build: BuildModel,
+    given: Splits,
+    *,
+    facts: Facts | None = None,
+    owners: Any = None,
+    validation: bool = True,
+) -> Prepared:
+    """Prepare a run on sets that are handed over (`planned_records`). ``facts``: public ones of them, if known."""
+    data, plan = planned_records(run, given, owners=owners, validation=validation)
+    model, record = _fitting_model(run, build, facts, data)
+    return _completed(run, plan, model, record, data)
+
+
+def planned_records(
+    run: Run, given: Splits, *, owners: Any = None, validation: bool = True
+) -> tuple[Splits, PrivacyPlan | None]:
+    """Check sets that are handed over, say whose their records are, and plan for their sizes.
+
+    ``validation``: there is a V; else nobody reads what stands in its place. Without a test set (None) none is shown.
+    """
+    data = readable(given, run.config, private=run.strategy.private, own=True)
+    if owners is not None:
+        data = with_owners(data, owners, validation=validation)
+    tested = given.test is not None
+    n, n_validation, *n_test = sizes_of(data, run)
+    plan = run.plan(n, n_validation if validation else 0, *(n_test if tested else ()))
+    if plan is not None:
+        refuse_shared_records(data, validation_is_read=plan.validation_is_read, test_is_shown=tested)
+        if tested:
+            _refuse_private_test(run, data)
+    return data, plan
+
+
+def _load_dataset(run: Run, world: World) -> Splits:
+    """Load the configured data; of several processes each reads its share where it can."""
+    return build_dataset(run.config, Streams(run.seed).numpy("data"), share_of(world, run))
+
+
+def _completed(run: Run, plan: PrivacyPlan | None, model: nn.Module, record: Tensor, data: Splits | None) -> Prepared:
+    remarks = describe_padding(run.config) if data is not None and run.strategy.private else ()
     rate = run.learning_rate
     if rate is None:
         assert plan is not None
         rate = planned_learning_rate(run.config, plan, model)
-    remarks = describe_padding(run.config) if data is not None and run.strategy.private else ()
     return Prepared(run.with_plan(plan, rate), plan, model, record, data, tuple(remarks))
 
 
-def load_dataset(run: Run, world: World) -> Splits:
-    """Load the configured data; of several processes each reads its share where it can."""
-    return build_dataset(run.config, Streams(run.seed).numpy("data"), share_of(world, run.config))
+# --- the model and what trains it ---------------------------------------------------------------------------------
+
+
+def ready_model(
+    run: Run, num_classes: int | None, shape: Sequence[int] | None, facts: Facts | None
+) -> tuple[nn.Module, list[str]]:
+    """Build the configured model, fit for per-example gradients where the strategy is private; say what changed."""
+    model = build_model(
+        run.config,
+        seed=Streams(run.seed).public_seed,
+        num_classes=num_classes,
+        input_shape=shape,
+        constants=None if facts is None else facts.constants,
+        input_norm=None if facts is None else facts.norm,
+    )
+    replaced: list[str] = []
+    if run.strategy.private:
+        model, replaced = make_private_ready(model)
+    return model.to(run.device), [f"{run.config['model']['architecture']}: replaced {what}." for what in replaced]
+
+
+def _fitting_model(run: Run, build: BuildModel, facts: Facts | None, data: Splits | None) -> tuple[nn.Module, Tensor]:
+    """Build the model for records of which ``facts`` or the sets tell; refuse it where it cannot read them.
+
+    Also return zeros in the shape and type of a record.
+    """
+    if facts is not None:
+        record, outputs = torch.zeros(facts.shape, dtype=facts.dtype), facts.num_classes
+    else:
+        assert data is not None
+        record, outputs = torch.zeros_like(data.train[0][0]), data.num_classes
+    model = build(outputs, record.shape, facts)
+    if run.strategy.private:
+        check_input(model, record)
+    if run.strategy.private and run.regression:
+        check_outputs(model, record, outputs)
+    return model, record
+
+
+def loss_functions(run: Run) -> tuple[nn.Module, nn.Module]:
+    """Return the mean loss and the losses of single records."""
+    if run.regression:
+        return nn.MSELoss(), RecordMSELoss()
+    return nn.CrossEntropyLoss(), nn.CrossEntropyLoss(reduction="none")
+
+
+def optimizer_and_scheduler(run: Run, plan: PrivacyPlan | None, model: nn.Module) -> tuple[Optimizer, Any]:
+    optimizer, steps = build_optimizer(run.config, model), plan.shape.steps if plan else 0
+    return optimizer, build_scheduler(run.config, optimizer, epochs=run.epochs, steps=steps)
+
+
+# --- what a run says before it begins -----------------------------------------------------------------------------
 
 
 def began_with_validation(run: Run, plan: PrivacyPlan | None, checkpoint: Path | None) -> bool:
@@ -115,38 +215,7 @@ def fixed_lines(run: Run, plan: PrivacyPlan | None, *, built: bool) -> list[str]
     return lines
 
 
-def _counted(run: Run, given: Splits | None, owners: Any, world: World) -> Splits:
-    """Read the sets whose sizes, which are public, have to be counted."""
-    own = given is not None or find_source(run.config["dataset"].get("name")) is not None
-    data = readable(given or load_dataset(run, world), run.config, private=run.strategy.private, own=own)
-    return data if owners is None else with_owners(data, owners)
-
-
-def _fitting_model(
-    run: Run, build: BuildModel, num_classes: int, record: Tensor, constants: PixelConstants | None = None
-) -> nn.Module:
-    """Build the configured model; refuse it where it cannot read such records."""
-    model = build(num_classes, record.shape, constants)
-    if run.strategy.private:
-        check_input(model, record)
-    if run.strategy.private and run.regression:
-        check_outputs(model, record, num_classes)
-    return model
-
-
 # --- what is refused -----------------------------------------------------------------------------------------------
-
-
-def _refuse(run: Run, plan: PrivacyPlan | None, world: World, given: Splits | None) -> None:
-    """Refuse sets that share records, metrics of a V that is not there, and several processes without privacy."""
-    if plan is None:
-        if world.size > 1:
-            raise ConfigError("dss_args.type", run.strategy.name, "only private strategies train in several processes")
-        return
-    if given is not None:
-        refuse_shared_records(given, validation_is_read=plan.validation_is_read)
-        _refuse_private_test(run, given)
-    _refuse_metrics_of_nothing(run, plan)
 
 
 def _refuse_private_test(run: Run, given: Splits) -> None:
@@ -170,6 +239,3 @@ def _refuse_metrics_of_nothing(run: Run, plan: PrivacyPlan) -> None:
         fix = f"{run.strategy.name} trains on all records, so there is no validation set to measure: leave "
         fix += f"{', '.join(wanted)} out, or keep a share of the records apart with dataset.validation_fraction"
         raise ConfigError("train_args.print_args", wanted, fix)
-
-
-__all__ = ["Prepared", "began_with_validation", "fixed_lines", "load_dataset", "prepare"]

@@ -19,7 +19,6 @@ the run ends with, by the Gaussian mechanism of the plan's event (sensitivity 1:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,38 +32,28 @@ from cords_dp.errors import AccountingError
 from cords_dp.evaluation.released import ReleasedTest, classifier_sum, regression_sum, vector_size
 from cords_dp.models.unchanged import refuse_changes, state_of
 from cords_dp.planning.plan import TEST_RELEASE
-from cords_dp.selection.releases import Releases
-from cords_dp.selection.session import SelectionArchive, charging
 from cords_dp.training.metrics import groups_of
+from cords_dp.training.released_once import released_once
 
 if TYPE_CHECKING:
-    from cords_dp.training.session import PrivateSession, Session
+    from cords_dp.training.private_session import PrivateSession
+    from cords_dp.training.session import Session
 
 
-InUnit = Callable[[np.ndarray], np.ndarray]
-
-
-def released_test(session: PrivateSession, in_unit: InUnit) -> ReleasedTest:
-    """Release the counts of the session's test set, or return what it has released before.
-
-    ``in_unit`` brings a regression's numbers from [−1, 1] to the target's own unit.
-    """
-    plan, world, ledger = session.plan, session.world, session.ledger
-    archive = SelectionArchive(ledger, None if ledger.path is None else ledger.path.parent)
-    model = _digest(session.released)
-    found = world.share(archive.find(TEST_RELEASE) if world.main else None)
-    if found is None:
-        releases = Releases(
-            plan.test_releases(),
-            charge=charging(ledger),
-            generators={TEST_DATA: session.streams.numpy("test")},
-            secure=plan.privacy.secure_noise,
-            world=world,
-        )
-        vector = releases.gaussian(TEST_RELEASE, test_sum(session, in_unit))
-        found = {"released": torch.from_numpy(vector), "model": model}
-        archive.keep(TEST_RELEASE, found)
-    elif world.main and found["model"] != model:
+def released_test(session: PrivateSession) -> ReleasedTest:
+    """Release the counts of the session's test set, or return what it has released before."""
+    plan, world, model = session.plan, session.world, _digest(session.released)
+    found = released_once(
+        TEST_RELEASE,
+        plan.test_releases(),
+        lambda releases: releases.gaussian(TEST_RELEASE, test_sum(session)),
+        plan=plan,
+        ledger=session.ledger,
+        generators={TEST_DATA: session.streams.numpy("test")},
+        world=world,
+        model=model,
+    )
+    if world.main and found["model"] != model:
         raise AccountingError(
             "the one release of the test set that this run pays for was made of another model of it: nothing more can "
             "be told of the test set; start afresh in another folder"
@@ -76,23 +65,23 @@ def released_test(session: PrivateSession, in_unit: InUnit) -> ReleasedTest:
             "the one release of the test set that this run pays for was made with another train_args.metrics_by"
         )
     assert plan.sigma_test is not None
-    return as_released(session, vector, plan.sigma_test, in_unit)
+    return as_released(session, vector, plan.sigma_test)
 
 
-def test_sum(session: PrivateSession, in_unit: InUnit) -> np.ndarray:
+def test_sum(session: PrivateSession) -> np.ndarray:
     """Add up the records of this process's part of the test set, at the released model. A private value."""
-    return counts_of(session, session.data.test, in_unit)
+    return counts_of(session, session.data.test)
 
 
-def as_released(session: Session, vector: np.ndarray, sigma: float, in_unit: InUnit) -> ReleasedTest:
+def as_released(session: Session, vector: np.ndarray, sigma: float) -> ReleasedTest:
     """Say what a noisy sum is one of."""
-    low, high = in_unit(np.array([-1.0, 1.0]))
+    low, high = session.in_unit(np.array([-1.0, 1.0]))
     names = _groups(session, session.data.test)[1]
     return ReleasedTest(_classes(session), sigma, vector, names, float(high - low) / 2)
 
 
 @torch.no_grad()
-def counts_of(session: Session, records: RecordSet, in_unit: InUnit) -> np.ndarray:
+def counts_of(session: Session, records: RecordSet) -> np.ndarray:
     """Add up the vectors of records at the released model; sensitivity 1 (`evaluation.released`). A private value."""
     model, run, size = session.released, session.run, max(1, _classes(session))
     model.eval()
@@ -107,8 +96,8 @@ def counts_of(session: Session, records: RecordSet, in_unit: InUnit) -> np.ndarr
     codes, names = _groups(session, records)
     groups = (codes, len(names)) if names else None
     if run.regression:
-        low, high = in_unit(np.array([-1.0, 1.0]))
-        wanted, guessed = (2 * (in_unit(values) - low) / (high - low) - 1 for values in (true, given[:, 0]))
+        low, high = session.in_unit(np.array([-1.0, 1.0]))
+        wanted, guessed = (2 * (session.in_unit(values) - low) / (high - low) - 1 for values in (true, given[:, 0]))
         return regression_sum(wanted, guessed, masses, groups)
     given = torch.softmax(torch.from_numpy(given), dim=1).numpy()
     return classifier_sum(true.astype(np.int64), given, masses, groups)

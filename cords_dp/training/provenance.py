@@ -31,7 +31,7 @@ from cords_dp.errors import OwnerKeyError
 
 if TYPE_CHECKING:
     from cords_dp.planning import PrivacyPlan
-    from cords_dp.training.session import PrivateSession
+    from cords_dp.training.private_session import PrivateSession
     from cords_dp.training.trainer import TrainClassifier
 
 _FILES = ("path", "labels", "validation_path", "test_path")  # keys of ``dataset`` that name files of records
@@ -43,7 +43,7 @@ def about_run(trainer: TrainClassifier, folder: Path) -> dict[str, Any]:
     assert trainer.data is not None
     return {
         **about_now(getattr(trainer.session, "reservation", None)),
-        "data": {**trainer.data_files, **counted(record_counts(trainer.data), trainer.plan)},
+        "data": {**trainer.session.data_files, **counted(record_counts(trainer.data), trainer.plan)},
         "model": _about_model(trainer, folder),
         "config": None if trainer.output_dir is None else _about_config(trainer),
     }

@@ -13,8 +13,7 @@ written or a record is read.
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -29,18 +28,9 @@ from tqdm import tqdm
 from cords_dp import cords
 from cords_dp.accounting import Ledger
 from cords_dp.config import load_config, thawed_copy
-from cords_dp.data.build import described_rows
-from cords_dp.data.feature_cache import threads_for
-from cords_dp.data.handed_over import as_records
 from cords_dp.data.record_set import Splits
-from cords_dp.data.sources.base import find_source
-from cords_dp.data.store import PixelConstants
-from cords_dp.errors import BudgetExceededError, MechanismError
-from cords_dp.evaluation.released import ReleasedTest
-from cords_dp.models.build import build_model
-from cords_dp.models.losses import RecordMSELoss
-from cords_dp.models.private import make_private_ready
-from cords_dp.noise.generators import Streams
+from cords_dp.data.sources.base import Facts
+from cords_dp.errors import BudgetExceededError
 from cords_dp.planning import Cost, PrivacyPlan
 from cords_dp.processes import World, current_world, threads_for_steps
 from cords_dp.training.checkpoint import (
@@ -54,23 +44,30 @@ from cords_dp.training.cords_strategies import CordsSession
 from cords_dp.training.handover import explaining_full_disks, hand_over, withdraw
 from cords_dp.training.log import (
     RowLogger,
-    allowed_metrics,
     console_logger,
+    log_end,
     log_plan,
-    log_results,
     progress_bar,
     quiet_libraries,
     row_logger,
     said,
     separate_logger,
+    shown_metrics,
 )
-from cords_dp.training.metrics import History, Measuring, measured_for, scores
-from cords_dp.training.optim import build_optimizer, build_scheduler
-from cords_dp.training.preparing import Prepared, began_with_validation, fixed_lines, prepare
-from cords_dp.training.private_test import released_test
-from cords_dp.training.provenance import about_files
-from cords_dp.training.resolve import Run, resolve
-from cords_dp.training.session import PrivateSession
+from cords_dp.training.metrics import History, Measuring, scores
+from cords_dp.training.preparing import (
+    Prepared,
+    began_with_validation,
+    fixed_lines,
+    loss_functions,
+    optimizer_and_scheduler,
+    prepare,
+    ready_model,
+)
+from cords_dp.training.private_session import PrivateSession
+from cords_dp.training.resolve import resolve
+from cords_dp.training.run import Run
+from cords_dp.training.session import Session
 
 _DATA_ARGUMENTS = ("trainset", "validset", "testset", "num_cls")
 
@@ -88,9 +85,8 @@ class TrainClassifier(cords.TrainClassifier):
 
     logger: logging.Logger
     run: Run
-    session: PrivateSession | CordsSession
+    session: Session
     record: Tensor  # zeros in the shape and type of a record, which are public
-    built: bool  # is the data the configured one, or was it handed over?
     _checkpoint: Path | None
     _rows: RowLogger
     _measuring: Measuring
@@ -116,40 +112,25 @@ class TrainClassifier(cords.TrainClassifier):
         self.history = History()
         self.plan: PrivacyPlan | None = None
         self.model: nn.Module | None = None
-        self.train_seconds = 0.0
         self._remarks: list[str] = []
-        self._constants: PixelConstants | None = None  # of the configured dataset's pixels
-        self._rows_of_train: np.ndarray | None = None
-        self.data_files: dict[str, Any] = {}  # what the statement says of them
-        self.tested: ReleasedTest | None = None  # what was released of a private test set
-        self.__dict__.pop("session", None)
+        self.session = Session(self.run, world=self.world, logger=self.logger)  # it has charged nothing
 
     # -- CORDS' building blocks -------------------------------------------------------------------
 
-    def create_model(self, num_classes: int | None = None, input_shape: Sequence[int] | None = None) -> nn.Module:
+    def create_model(
+        self, num_classes: int | None = None, input_shape: Sequence[int] | None = None, facts: Facts | None = None
+    ) -> nn.Module:
         """Build the configured model, fit for per-example gradients where the strategy is private."""
-        seed = Streams(self.run.seed).public_seed
-        model = build_model(
-            self.run.config, seed=seed, num_classes=num_classes, input_shape=input_shape, constants=self._constants
-        )
-        if self.run.strategy.private:
-            model, replaced = make_private_ready(model)
-            self._remarks += [f"{self.run.config['model']['architecture']}: replaced {what}." for what in replaced]
-        return model.to(self.run.device)
+        model, replaced = ready_model(self.run, num_classes, input_shape, facts)
+        self._remarks += replaced
+        return model
 
     def loss_function(self) -> tuple[nn.Module, nn.Module]:
         """Return the mean loss and the losses of single records."""
-        if self.run.regression:
-            return nn.MSELoss(), RecordMSELoss()
-        return nn.CrossEntropyLoss(), nn.CrossEntropyLoss(reduction="none")
+        return loss_functions(self.run)
 
     def optimizer_with_scheduler(self, model: nn.Module) -> tuple[Optimizer, Any]:
-        optimizer = build_optimizer(self.run.config, model)
-        steps = self.plan.shape.steps if self.plan else 0
-        scheduler, self._scheduler_by_step = build_scheduler(
-            self.run.config, optimizer, epochs=self.run.epochs, steps=steps
-        )
-        return optimizer, scheduler
+        return optimizer_and_scheduler(self.run, self.plan, model)
 
     # -- training -----------------------------------------------------------------------------------
 
@@ -162,15 +143,13 @@ class TrainClassifier(cords.TrainClassifier):
         given = Splits(*(kwargs[name] for name in _DATA_ARGUMENTS)) if set(_DATA_ARGUMENTS) <= set(kwargs) else None
         with quiet_libraries(), explaining_full_disks(self), said(self.logger, shown=self.show_progress):
             self._reset()
-            self.built = given is None
             try:
                 self._begin(given, kwargs.get("owners"))
                 assert self.model is not None
                 with threads_for_steps(self.model, self.record, self.run.batch_size):
                     self._train()
             finally:
-                if "session" in self.__dict__:
-                    self.session.close()
+                self.session.close()
         measured = self.history.columns()
         score = scores(regression=self.run.regression)[-1]
         trained, validated, tested, best = (measured.get(f"{n}_{score}", []) for n in ("trn", "val", "tst", "best"))
@@ -178,35 +157,25 @@ class TrainClassifier(cords.TrainClassifier):
 
     def _begin(self, given: Splits | None, owners: Any = None) -> None:
         """Resolve the config, build the model and plan; only then open the log and read the data."""
-        run = self._resolved or resolve(self.cfg, own_data=given is not None)
+        run, built = self._resolved or resolve(self.cfg, own_data=given is not None), given is None
         self._rows = row_logger(run.config["train_args"], main=self.world.main)
         prepared = self._prepared(run, given, owners)
-        self._open_log()
+        self._open_log(built=built)
         if self.world.share(began_with_validation(self.run, self.plan, self._checkpoint)):
             prepared = self._prepared(run.with_validation(), given, owners)
-        assert self.model is not None
         self.session = self._new_session()
         data = prepared.dataset(self.world)
-        self._rows_of_train = as_records(data.train).file_rows() if self.built else None
-        if self.world.main and self.plan is not None:
-            self.data_files = about_files(self.run.config["dataset"], built=self.built)
-        self.session.open(data, self.model, built=self.built, progress=self.show_progress)
+        self.session.open(data, prepared.model, built=built, progress=self.show_progress)
 
     def _prepared(self, run: Run, given: Splits | None, owners: Any) -> Prepared:
         """Take over run, plan and model as they will be used."""
-        self.run = run
-        prepared = prepare(run, self._built_model, self.world, given, owners)
+        self.run = run  # for `create_model`
+        prepared = prepare(run, self.create_model, self.world, given, owners)
         self.run, self.plan, self.model, self.record = prepared.run, prepared.plan, prepared.model, prepared.record
         self._remarks += prepared.remarks
         return prepared
 
-    def _built_model(
-        self, num_classes: int, shape: Sequence[int], constants: PixelConstants | None = None
-    ) -> nn.Module:
-        self._constants = constants
-        return self.create_model(num_classes, shape)
-
-    def _open_log(self) -> None:
+    def _open_log(self, *, built: bool) -> None:
         """Let CORDS' constructor choose the log's folder and format. Rank 0 alone writes."""
         self._checkpoint = None
         if not self.world.main:
@@ -219,7 +188,7 @@ class TrainClassifier(cords.TrainClassifier):
         self.logger = separate_logger(self.logger)
         for warning in (*self.run.notes, *self._remarks):
             self.logger.warning(warning)
-        for line in fixed_lines(self.run, self.plan, built=self.built):
+        for line in fixed_lines(self.run, self.plan, built=built):
             self.logger.info(line)
         self._checkpoint = checkpoint_path(self.run.config, self.logger)
         self._look_back(self._checkpoint)
@@ -231,7 +200,7 @@ class TrainClassifier(cords.TrainClassifier):
         if self.output_dir is None:  # the first checkpoint replaces the model that it speaks of
             withdraw(self._folders())
 
-    def _new_session(self) -> PrivateSession | CordsSession:
+    def _new_session(self) -> Session:
         if self.plan is None:
             return CordsSession(self.run, world=self.world, logger=self.logger)
         return PrivateSession(self.run, self.plan, checkpoint=self._checkpoint, world=self.world, logger=self.logger)
@@ -240,57 +209,30 @@ class TrainClassifier(cords.TrainClassifier):
         session, (_, loss) = self.session, self.loss_function()
         session.equip(loss, *self.optimizer_with_scheduler(session.model))
         done = self._continued()
-        self._measuring = self._measures()
+        shown = shown_metrics(self.run, self.plan, self.logger)
+        self._measuring = Measuring(session, self.history, shown, self._rows, cords.IS_CHECKOUT)
         log_plan(self.run, self.plan, self.logger)
         self._loop(done)
         self.model = session.released
         self._test_privately()
-        self._log_end()
-        self._note_released()
+        log_end(session, self.history, shown)
         if self.world.main:
             hand_over(self, self._folders())
 
     def _test_privately(self) -> None:
         """Release the noisy counts of a private test set, once, of the model that the run ends with."""
-        if isinstance(self.session, PrivateSession) and self.session.plan.sigma_test is not None:
-            self.tested = released_test(self.session, self.in_unit)
-            if self.world.main and self.history.rows:
-                self.history.rows[-1].update(self._measuring.costs(self.run.epochs))
-
-    def _note_released(self) -> None:
-        """Let the last row have what was released of a private test set, under CORDS' names."""
-        if self.tested is None:
-            return
-        found = self.tested.metrics()
-        shown = {name: row for name, row in found.items() if isinstance(row, dict) and row["value"] is not None}
-        names = {"accuracy": "acc", "rmse": "rmse", "r2": "r2", "log_loss": "loss"}
-        if self.history.rows:
-            released = {f"tst_{short}": shown[name]["value"] for name, short in names.items() if name in shown}
-            self.history.rows[-1].update({n: v for n, v in released.items() if n not in self._measuring.shown})
-        words = ", ".join(f"{n} {r['value']:.4f} ({r['low']:.4f} to {r['high']:.4f})" for n, r in shown.items())
-        self.logger.info("Released of the private test set, with noise and 95 %% intervals: %s.", words)
-
-    def in_unit(self, values: np.ndarray) -> np.ndarray:
-        """Return a regression's targets or predictions in the target's own unit."""
-        section = self.run.config["dataset"]
-        source = find_source(section.get("name")) if self.built else None  # what is handed over is in its unit already
-        return np.asarray(values) if source is None else source.in_target_unit(source.card(section), values)
-
-    def _measures(self) -> Measuring:
-        run = self.run
-        wanted = run.config["train_args"].get("print_args") or ["tst_loss", "tst_acc", "time"]
-        wanted = measured_for(wanted, regression=run.regression)
-        shown = allowed_metrics(wanted, self.plan, self.logger, test=run.test)
-        return Measuring(self.session, self.history, shown, self._rows, self.in_unit, cords.IS_CHECKOUT)
+        if self.session.release_test() is not None and self.world.main and self.history.rows:
+            self.history.rows[-1].update(self._measuring.costs(self.run.epochs))
 
     # -- the loop ---------------------------------------------------------------------------------------
 
     def _loop(self, done: int) -> None:
         refused, trained = None, done
-        with self._progress_bar(done) as bar, threads_for(self.session.data.train):
+        shown = self.show_progress and self.world.main
+        with progress_bar(self.session, done, shown=shown) as bar, self.session.threads():
             for epoch in range(done + 1, self.run.epochs + 1):
                 try:
-                    subset_metrics = self._train_epoch(epoch, partial(self._after_step, bar))
+                    subset_metrics = self.session.train_epoch(epoch, partial(self._after_step, bar))
                 except BudgetExceededError as error:  # an interrupted run spent it; later epochs may have their own
                     refused = error
                     continue
@@ -299,24 +241,14 @@ class TrainClassifier(cords.TrainClassifier):
         if refused is not None:
             self._ended_early(refused, trained)
 
-    def _train_epoch(self, epoch: int, after_step: Callable[[], None]) -> dict[str, float]:
-        session, start, selecting = self.session, time.perf_counter(), self.session.selection_seconds
-        metrics = session.train_epoch(epoch, after_step)
-        if session.scheduler is not None and not self._scheduler_by_step:
-            session.scheduler.step()
-        self.train_seconds += time.perf_counter() - start - (session.selection_seconds - selecting)
-        return metrics
-
     def _after_step(self, bar: tqdm) -> None:
-        if self.session.scheduler is not None and self._scheduler_by_step:
-            self.session.scheduler.step()
         bar.update()
 
     def _after_epoch(self, epoch: int, subset_metrics: dict[str, float]) -> None:
         """Measure, all processes together; rank 0 writes."""
         config = self.run.config
         if epoch % config["train_args"]["print_every"] == 0 or epoch == self.run.epochs:
-            self._evaluate_epoch(epoch, subset_metrics)
+            self._measuring.measure(epoch, subset_metrics)
         every = config["ckpt"].get("save_every") or 1
         if self._checkpoint is None:
             return
@@ -330,34 +262,7 @@ class TrainClassifier(cords.TrainClassifier):
             raise refused
         self.logger.warning("Epochs that were spent before an interruption are missing: %s", refused)
         if self.world.share(self.history.last("epoch", 0) < trained):
-            self._evaluate_epoch(trained, {})
-
-    def _evaluate_epoch(self, epoch: int, subset_metrics: dict[str, float]) -> None:
-        measuring = self._measuring
-        row: dict[str, Any] = {"epoch": epoch, "time": self.shown_seconds(), **measuring.metrics()}
-        if self.world.main:
-            row.update({key: value for key, value in subset_metrics.items() if key in measuring.shown})
-            measuring.tell({**row, **measuring.costs(epoch)})
-
-    def _progress_bar(self, epochs_done: int) -> tqdm:
-        if self.plan is not None:
-            steps, done = self.plan.shape.steps, sum(epoch.steps for epoch in self.plan.shape.epochs[:epochs_done])
-        else:
-            steps, done = (count * len(self.session.source) for count in (self.run.epochs, epochs_done))
-        shown = self.show_progress and self.world.main
-        return progress_bar(self.run.strategy.name, steps, done=done, secret_pool=self._secret_pool, shown=shown)
-
-    def _log_end(self) -> None:
-        """Log CORDS' closing lines. Selected indices are logged for its non-private strategies only."""
-        if self.plan is None and getattr(self.session.source, "selected_idxs", None):
-            self.logger.info("Selected Indices: ")
-            self.logger.info(self.session.source.selected_idxs)
-        kind, shown = self.run.config["dss_args"]["type"], self._measuring.shown
-        seconds, regression = self.shown_seconds(), self.run.regression
-        log_results(self.logger, kind, self.history, shown, seconds, regression=regression)
-        if self.plan is not None and not self.plan.noiseless:
-            cost, allowed = self.spent(), self.plan.privacy.epsilon
-            self.logger.info("Privacy spent: epsilon %.4f of %g at delta %g", cost.epsilon, allowed, cost.delta)
+            self._measuring.measure(trained, {})
 
     # -- checkpoints --------------------------------------------------------------------------------------
 
@@ -373,7 +278,7 @@ class TrainClassifier(cords.TrainClassifier):
             return 0
         self.session.load(state)
         self.history.rows = list(state.get("rows", []))
-        self.train_seconds = float(self.history.last("time", 0.0))
+        self.session.train_seconds = float(self.history.last("time", 0.0))
         self.logger.info("Loading saved checkpoint model at epoch: %d", state["epoch"])
         return int(state["epoch"])
 
@@ -394,42 +299,11 @@ class TrainClassifier(cords.TrainClassifier):
 
     @property
     def ledger(self) -> Ledger:
-        return self.session.ledger if "session" in self.__dict__ else Ledger()
+        return self.session.ledger
 
     @property
     def data(self) -> Splits | None:
-        return getattr(self.session, "data", None) if "session" in self.__dict__ else None
-
-    @property
-    def _secret_pool(self) -> bool:
-        return self.plan is not None and self.plan.secret_pool
-
-    @property
-    def selection_seconds(self) -> float:
-        return self.session.selection_seconds
-
-    def shown_seconds(self, seconds: float | None = None) -> float:
-        """Return seconds as they may be shown: whole ones where the pool is secret, since time follows its size."""
-        seconds = self.train_seconds + self.session.selection_seconds if seconds is None else seconds
-        return float(round(seconds)) if self._secret_pool else seconds
-
-    def published_subset(self) -> list[int]:
-        """Return the numbers in D of the last subset, if it was paid for or drawn without looking at data."""
-        if self.plan is None or self.plan.secret_pool:
-            raise MechanismError("the pool is secret state of the training mechanism and cannot be published")
-        return [int(i) for i in self.session.source.current.indices]
-
-    def published_rows(self) -> dict[str, Any]:
-        """Return ``subset.json``: the same records by their rows in the file or the published set."""
-        return described_rows(self.run.config, self._rows_of_train, self.published_subset())
-
-    def card(self) -> dict[str, Any] | None:
-        """Return what a prediction needs to know about the user's own records; None for other data. Public values."""
-        source = find_source(self.run.config["dataset"].get("name"))
-        if source is None:
-            return None
-        card, fit = source.card(self.run.config["dataset"]), self.session.fit
-        return card if fit is None else {**card, "fitted": fit}
+        return getattr(self.session, "data", None)
 
     def spent(self) -> Cost:
         """Return what has been charged so far, in (ε, δ)."""

@@ -27,14 +27,18 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from cords_dp.accounting import (
+    LAWS,
     TRAINING_DATA,
     VALIDATION_DATA,
+    Account,
     Bound,
     Entry,
     Event,
+    RenyiFilter,
     RepeatAndSelect,
     TrialLaw,
     calibrate,
@@ -44,10 +48,12 @@ from cords_dp.accounting import (
     renyi_order,
 )
 from cords_dp.config.settings import PrivacySettings
+from cords_dp.config.values import number
 from cords_dp.errors import AccountingError, ConfigError
 from cords_dp.planning.build import validation_events
 from cords_dp.planning.mechanism import Release
 from cords_dp.planning.plan import PrivacyPlan
+from cords_dp.training.run import Run
 
 TUNING = "tuning"  # the phase of its charges
 ACCURACY = "accuracy"
@@ -252,3 +258,50 @@ def _check_validation(plan: PrivacyPlan) -> None:
         raise ConfigError("dataset.validation_fraction", 0, fix)
     if plan.privacy.validation == "private" and plan.delta >= 1 / n:
         raise ConfigError("privacy.delta", plan.delta, f"must be below 1/|V| = {1 / n:.3g}: the score reads V")
+
+
+# --- from a config to its plan ---------------------------------------------------------------------------
+
+
+def read_law(trials: float, law: str | float) -> TrialLaw:
+    mean = number("--trials", trials, low=1, high=10_000)
+    if isinstance(law, str) and law in LAWS:
+        return TrialLaw(mean, LAWS[law])
+    try:
+        shape = float(law)
+    except ValueError:
+        raise ConfigError("--law", law, f"must be {', '.join(LAWS)} or the shape of the law, a number") from None
+    return TrialLaw(mean, number("--law", shape, low=0, high=100, low_included=True))
+
+
+def tuning_plan_of(run: Run, sizes: tuple[int, ...], law: TrialLaw, metric: str = ACCURACY) -> TuningPlan:
+    assert run.privacy is not None
+    orders: tuple[int, ...] = ()
+    if run.privacy.account is not None:
+        account = Account.read(Path(run.privacy.account).expanduser())
+        orders = RenyiFilter(account.epsilon, account.delta).orders
+    try:
+        return build_tuning_plan(run.privacy, planner(run, sizes), law, orders, metric)
+    except AccountingError as error:
+        why = f"no noise meets this budget for a tuning: {error}"
+        raise ConfigError("privacy.epsilon", run.privacy.epsilon, why) from error
+
+
+def planner(run: Run, sizes: tuple[int, ...]) -> PlanWith:
+    """Return this run's plan at another budget; what else its ``privacy`` section says stays."""
+    assert run.privacy is not None
+    own = run.privacy
+
+    def plan_with(privacy: PrivacySettings) -> PrivacyPlan:
+        changed = replace(
+            own,
+            epsilon=privacy.epsilon,
+            accountant=privacy.accountant,
+            validation_noise=privacy.validation_noise,
+            account=None,
+        )
+        plan = replace(run, privacy=changed).plan(*sizes)
+        assert plan is not None
+        return plan
+
+    return plan_with

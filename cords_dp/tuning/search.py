@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+from dotmap import DotMap
 
+from cords_dp.config import thawed_copy
 from cords_dp.config.keys import KEYS
 from cords_dp.config.values import suggest
 from cords_dp.errors import ConfigError
@@ -163,3 +165,12 @@ def _numbers(key: str, name: str, ends: Sequence[Any]) -> Law:
     if name == "loguniform" and low <= 0:
         raise ConfigError(f"--search {key}", f"{name}{tuple(ends)}", "loguniform takes numbers above 0")
     return Between(float(low), float(high), log=name == "loguniform")
+
+
+def with_settings(config: Mapping[str, Any], settings: Mapping[str, Any]) -> DotMap:
+    """Copy the config with these settings."""
+    copy = thawed_copy(config)
+    for name, value in settings.items():
+        section, key = name.split(".", 1)
+        copy[section] = {**(copy.get(section) or {}), key: value}
+    return DotMap(copy)

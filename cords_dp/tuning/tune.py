@@ -12,11 +12,6 @@
   depends on how many trials there are or on what they scored: the display counts seconds, and a trial's place among the
   others is not kept.
 - A trial that fails is run again, anew, when the tuning is started again; until all have ended nothing is released.
-
-A trial is a whole private run and the noisy score of its model on the validation set. Released by a trial to the
-tuning, and by the tuning of its best trial alone: everything that the run releases, charged by its plan, and the score:
-how many records of V the model gets right, sensitivity 1 (a null record is no hit), by the Gaussian mechanism; or, for
-another metric, the counts of `evaluation.released`, of sensitivity 1 too.
 """
 
 from __future__ import annotations
@@ -26,52 +21,39 @@ import json
 import math
 import secrets
 import shutil
-import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
 from dotmap import DotMap
 
-from cords_dp.accounting import (
-    LAWS,
-    VALIDATION_DATA,
-    Account,
-    Entry,
-    Ledger,
-    RenyiFilter,
-    Reservation,
-    TrialLaw,
-    ledger_under,
-)
-from cords_dp.config import PrivacySettings, load_config, thawed_copy, to_plain
-from cords_dp.config.settings import PRIVATE, PUBLIC, UNREAD
-from cords_dp.config.values import number, one_of
-from cords_dp.data.build import evaluation_batches
-from cords_dp.data.sources.base import VALIDATION_FRACTION
-from cords_dp.errors import AccountingError, ConfigError, CordsDPError, MechanismError
-from cords_dp.evaluation.metrics import LOWER_IS_BETTER, names
+from cords_dp.accounting import Account, Ledger, Reservation, TrialLaw, ledger_under
+from cords_dp.config import load_config, thawed_copy, to_plain
+from cords_dp.config.settings import PUBLIC
+from cords_dp.config.values import one_of
+from cords_dp.errors import AccountingError, ConfigError, CordsDPError
+from cords_dp.evaluation.metrics import names
 from cords_dp.files import caches_in, make_owners_folder, write_durably
 from cords_dp.models.card import FILE as MODEL_CARD
 from cords_dp.noise.generators import secure_generator
-from cords_dp.planning import PrivacyPlan, Release
+from cords_dp.planning import PrivacyPlan
 from cords_dp.report.metrics import metric_words, shown_metric
-from cords_dp.runs.jobs import RESULT, Job
-from cords_dp.runs.run import run_and_hand_over
+from cords_dp.runs.jobs import RESULT
 from cords_dp.runs.sweep import Backend, run_jobs
-from cords_dp.runs.workers import LocalWorkers, heartbeat
-from cords_dp.selection.releases import Releases
-from cords_dp.training.metrics import evaluate
-from cords_dp.training.private_test import as_released, counts_of
-from cords_dp.training.resolve import Run, public_sizes, resolve
-from cords_dp.training.trainer import TrainClassifier
-from cords_dp.tuning.plan import ACCURACY, PlanWith, TuningPlan, build_tuning_plan
-from cords_dp.tuning.search import Space, read_space
+from cords_dp.runs.workers import LocalWorkers
+from cords_dp.training.resolve import resolve
+from cords_dp.training.run import public_sizes
+from cords_dp.tuning.plan import ACCURACY, TuningPlan, planner, read_law, tuning_plan_of
+from cords_dp.tuning.search import Space, read_space, with_settings
 from cords_dp.tuning.statement import tuning_markdown, tuning_report
+from cords_dp.tuning.trial import CACHE, MODEL, SCORE, Trial, config_of_trial, goodness, keeping_validation, run_trial
 
 _PRIVATE, _TRIALS, _LEDGER, _RESULT = "private", "trials.json", "ledger.jsonl", "tuning.json"
 
@@ -130,28 +112,6 @@ def tune(
     return tuning.run(backend or LocalWorkers(), progress=progress)
 
 
-def read_law(trials: float, law: str | float) -> TrialLaw:
-    mean = number("--trials", trials, low=1, high=10_000)
-    if isinstance(law, str) and law in LAWS:
-        return TrialLaw(mean, LAWS[law])
-    try:
-        shape = float(law)
-    except ValueError:
-        raise ConfigError("--law", law, f"must be {', '.join(LAWS)} or the shape of the law, a number") from None
-    return TrialLaw(mean, number("--law", shape, low=0, high=100, low_included=True))
-
-
-@dataclass(frozen=True)
-class Trial(Job):
-    """One trial. Its random name says nothing about its place, and equal settings are still two trials."""
-
-    token: str = ""
-
-    @property
-    def id(self) -> str:
-        return self.token
-
-
 @dataclass(frozen=True)
 class Tuning:
     """A planned tuning. Public but for what lies in ``out/private``."""
@@ -173,7 +133,7 @@ class Tuning:
             "--metric", metric or ("rmse" if run.regression else ACCURACY), names(regression=run.regression)
         )
         for settings in space.ends():
-            resolve(_with(config, settings), plan=False)
+            resolve(with_settings(config, settings), plan=False)
         sizes = public_sizes(run)
         plan = tuning_plan_of(run, sizes, law, metric)
         return cls(config, space, plan, planner(run, sizes)(run.privacy), sizes, out)
@@ -247,7 +207,7 @@ class Tuning:
 
     def _fitted(self, settings: dict[str, Any]) -> dict[str, Any]:
         """Return the budget of a trial with these settings, and the plan that follows from it."""
-        run = resolve(_of_a_trial(self.config, settings), plan=False)
+        run = resolve(config_of_trial(self.config, settings), plan=False)
         plan_with = planner(run, self.sizes)
         try:
             privacy = self.plan.fit(plan_with)
@@ -257,7 +217,7 @@ class Tuning:
         return {"privacy": own, "plan": plan_with(privacy).fingerprint}
 
     def _trial(self, token: str, settings: dict[str, Any], privacy: dict[str, Any], plan: str) -> Trial:
-        config = _of_a_trial(self.config, settings)
+        config = config_of_trial(self.config, settings)
         config.privacy.update(accountant="rdp", epsilon=privacy["epsilon"])
         if privacy["validation_noise"] is not None:
             config.privacy.validation_noise = privacy["validation_noise"]
@@ -283,12 +243,12 @@ class Tuning:
         """Copy the best trial out, and forget all others."""
         runs = self._private / "runs"
         scores = {trial.id: json.loads((runs / trial.id / SCORE).read_text())["score"] for trial in trials}
-        best = max(trials, key=lambda trial: _goodness(scores[trial.id], self.plan.metric))
+        best = max(trials, key=lambda trial: goodness(scores[trial.id], self.plan.metric))
         shown = resolve(self.config, plan=False).test == PUBLIC
         report = tuning_report(self.plan, self.single, tested=shown)
         write_durably(self.out / "privacy.json", json.dumps(report, indent=2))
         write_durably(self.out / "privacy.md", tuning_markdown(report))
-        chosen = to_plain(keeping_validation(_with(self.config, best.labels)))
+        chosen = to_plain(keeping_validation(with_settings(self.config, best.labels)))
         write_durably(self.out / "config.yaml", yaml.safe_dump(chosen, sort_keys=False))
         for name in (MODEL_CARD, MODEL):
             if (runs / best.id / name).is_file():
@@ -312,133 +272,31 @@ class Tuning:
         return result
 
 
-# --- plans of a config ---------------------------------------------------------------------------------
+_WORDS = "trials are running; how many there are is secret"
 
 
-def tuning_plan_of(run: Run, sizes: tuple[int, ...], law: TrialLaw, metric: str = ACCURACY) -> TuningPlan:
-    assert run.privacy is not None
-    orders: tuple[int, ...] = ()
-    if run.privacy.account is not None:
-        account = Account.read(Path(run.privacy.account).expanduser())
-        orders = RenyiFilter(account.epsilon, account.delta).orders
+@contextmanager
+def heartbeat(title: str, *, show: bool = True, every: float = 1.0) -> Iterator[None]:
+    """Show the seconds that have passed, at its own pace: a display that moves with the work could be counted."""
+    if not show:
+        yield
+        return
+    if not sys.stderr.isatty():
+        print(f"{title}: {_WORDS}", file=sys.stderr)
+        yield
+        return
+    ended, start = threading.Event(), time.monotonic()
+
+    def beat() -> None:
+        while not ended.wait(every):
+            minutes, seconds = divmod(int(time.monotonic() - start), 60)
+            print(f"\r{title}: {minutes}:{seconds:02d}, {_WORDS}", end="", file=sys.stderr, flush=True)
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
     try:
-        return build_tuning_plan(run.privacy, planner(run, sizes), law, orders, metric)
-    except AccountingError as error:
-        why = f"no noise meets this budget for a tuning: {error}"
-        raise ConfigError("privacy.epsilon", run.privacy.epsilon, why) from error
-
-
-def planner(run: Run, sizes: tuple[int, ...]) -> PlanWith:
-    """Return this run's plan at another budget; what else its ``privacy`` section says stays."""
-    assert run.privacy is not None
-    own = run.privacy
-
-    def plan_with(privacy: PrivacySettings) -> PrivacyPlan:
-        changed = replace(
-            own,
-            epsilon=privacy.epsilon,
-            accountant=privacy.accountant,
-            validation_noise=privacy.validation_noise,
-            account=None,
-        )
-        plan = replace(run, privacy=changed).plan(*sizes)
-        assert plan is not None
-        return plan
-
-    return plan_with
-
-
-def _with(config: Mapping[str, Any], settings: Mapping[str, Any]) -> DotMap:
-    """Copy the config with these settings."""
-    copy = thawed_copy(config)
-    for name, value in settings.items():
-        section, key = name.split(".", 1)
-        copy[section] = {**(copy.get(section) or {}), key: value}
-    return DotMap(copy)
-
-
-# What would tell of a trial to others than the tuning, or charge it by itself.
-_SILENCE = {
-    "train_args.wandb": False,
-    "train_args.tensorboard": False,
-    "ckpt.is_save": False,
-    "ckpt.is_load": False,
-    "privacy.account": None,
-}
-
-
-# What decides a model's frozen features. Where trials draw it, cached features would tell who drew what.
-_DECIDE_FEATURES = frozenset({"model.architecture", "model.features", "model.weights", "model.args"})
-
-
-def keeping_validation(config: Mapping[str, Any]) -> DotMap:
-    """Copy the config so that V is split off whatever the strategy reads: trials are scored on V.
-
-    A private test set is kept apart: each trial would release of it, and the choice depends on V alone.
-    """
-    run = resolve(_with(config, {}), plan=False)
-    apart = {"dataset.test": UNREAD} if run.test == PRIVATE else {}
-    return _with(config, {**apart, **({"dataset.validation_fraction": VALIDATION_FRACTION} if run.whole else {})})
-
-
-def _of_a_trial(config: Mapping[str, Any], settings: Mapping[str, Any]) -> DotMap:
-    copy = keeping_validation(_with(config, {**settings, **_SILENCE}))
-    if _DECIDE_FEATURES & settings.keys():
-        copy.model.feature_cache = False
-    copy.pop("report_tune", None)
-    return copy
-
-
-CACHE = "cache"
-SCORE = "score.json"
-MODEL = "model.pt"
-_KEPT = (MODEL, MODEL_CARD, RESULT)  # what else a run leaves speaks of its own budget, not of the tuning's
-
-
-def run_trial(
-    config: Mapping[str, Any], *, score: Release, plan: str, private: str, metric: str = ACCURACY
-) -> dict[str, bytes]:
-    """Train and score in a folder of its own. ``plan``: the fingerprint of the plan that the tuning pays for.
-
-    Logs, and the noise that is calibrated, tell that there was a trial and what it did, also after an interruption, so
-    they lie below ``private``, the tuning's folder for the owner's eyes. A machine of a Ray cluster that does not see
-    that folder has a temporary one.
-    """
-    home = Path(private) if Path(private).is_dir() else None
-    with tempfile.TemporaryDirectory(prefix="cords_dp-", dir=home) as folder, caches_in((home or Path(folder)) / CACHE):
-        trainer, _ = run_and_hand_over(DotMap(to_plain(config)), Path(folder), progress=False)
-        if trainer.plan is None or trainer.plan.fingerprint != plan:
-            raise MechanismError("a trial ran by another plan than the one that the tuning pays for")
-        files = {name: (Path(folder) / name).read_bytes() for name in _KEPT}
-        return {**files, SCORE: json.dumps({"score": noisy_score(trainer, score, metric)}).encode()}
-
-
-def noisy_score(trainer: TrainClassifier, release: Release, metric: str = ACCURACY) -> float:
-    """Return a metric of the released model on V, with noise; without where V is declared public (no event).
-
-    NaN where the noise leaves nothing of it.
-    """
-    assert trainer.data is not None
-    assert trainer.model is not None
-    allowance = () if release.event is None else (Entry(VALIDATION_DATA, release.phase, release.event),)
-    releases = Releases(
-        (release,),
-        charge=Ledger(allowance=allowance).charge,
-        generators={VALIDATION_DATA: secure_generator()},
-        secure=trainer.plan is not None and trainer.plan.privacy.secure_noise,
-    )
-    if metric != ACCURACY:
-        total = counts_of(trainer.session, trainer.data.validation, trainer.in_unit)
-        vector = releases.gaussian(release.name, total)
-        found = as_released(trainer.session, vector, releases.noise_multiplier(release.name), trainer.in_unit)
-        value = found.metrics()[metric]["value"]
-        return math.nan if value is None else float(value)
-    validation, (_, criterion) = trainer.data.validation, trainer.loss_function()
-    batches, size = evaluation_batches(validation, trainer.run.config, private=True), len(validation)
-    _, accuracy = evaluate(trainer.model, batches, criterion, trainer.run.device)
-    return float(releases.gaussian(release.name, np.array(accuracy * size))) / size
-
-
-def _goodness(score: float, metric: str) -> float:
-    """Return what the best trial has most of; a score that is lost in the noise counts as the worst."""
-    return -math.inf if math.isnan(score) else -score if metric in LOWER_IS_BETTER else score
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        print("\r\033[K", end="", file=sys.stderr)

@@ -13,7 +13,7 @@ from cords_dp.auditing.findings import judge
 from cords_dp.cli import main
 from cords_dp.config import config_for
 from cords_dp.errors import ConfigError
-from cords_dp.training import session as epochs
+from cords_dp.training import private_session as epochs
 from cords_dp.training.step import NoisySumOptimizer
 
 

@@ -25,9 +25,9 @@ from cords_dp.errors import BudgetExceededError, ConfigError
 from cords_dp.noise.generators import secure_generator
 from cords_dp.planning.schedule import PREPARATION
 from cords_dp.planning.statement import privacy_markdown, privacy_report
-from cords_dp.training import session as training_preparation
+from cords_dp.training import released_once as training_preparation
+from cords_dp.training.released_once import released_fit
 from cords_dp.training.resolve import resolve
-from cords_dp.training.session import released_fit
 from cords_dp.training.trainer import TrainClassifier
 
 SCHEMA = {
@@ -274,12 +274,12 @@ def test_a_release_that_was_killed_is_made_anew_under_its_charge(tmp_path, monke
 def test_a_resumed_run_goes_on_in_the_same_units(tmp_path):
     cfg = config(tmp_path)
     first = trained(cfg)
-    assert first.card()["fitted"]["widths"] != [1.0, 1.0]
+    assert first.session.source_card()["fitted"]["widths"] != [1.0, 1.0]
     cfg["ckpt"]["is_load"] = True
     resumed = trained(cfg)
-    assert resumed.card() == first.card()
+    assert resumed.session.source_card() == first.session.source_card()
     assert resumed.ledger.events(TRAINING_DATA, PREPARATION)[0].count == 1
     indices = np.arange(20)
     assert resumed.data.test.batch(indices)[0].equal(first.data.test.batch(indices)[0])
-    read = find_source("table").read(json.loads(json.dumps(first.card())), str(tmp_path / "people.csv"))
+    read = find_source("table").read(json.loads(json.dumps(first.session.source_card())), str(tmp_path / "people.csv"))
     assert read.batch(first.data.test.rows[indices])[0].equal(first.data.test.batch(indices)[0])

@@ -17,8 +17,8 @@ from cords_dp.processes import World, current_world
 from cords_dp.selection import Records, SelectionContext
 from cords_dp.selection.releases import Releases
 from cords_dp.selection.session import Selections
+from cords_dp.training import engine as stepping
 from cords_dp.training import poisson, private_test
-from cords_dp.training import session as stepping
 from cords_dp.training.trainer import TrainClassifier
 
 ALPHA = 1e-6
@@ -213,7 +213,7 @@ def test_what_is_fitted_before_training_is_fitted_on_all_records(make_config, tm
         trainer = TrainClassifier(config)
         trainer.show_progress = False
         trainer.train()
-        return trainer.card()["fitted"], [entry.to_dict() for entry in trainer.ledger.entries]
+        return trainer.session.source_card()["fitted"], [entry.to_dict() for entry in trainer.ledger.entries]
 
     (fit, ledger), ranks = fitted("one"), together(monkeypatch, 3, lambda rank: fitted("three"))
     for other, entries in ranks:
@@ -259,8 +259,8 @@ def test_ranks_release_the_test_set_together_with_noise_once(make_config, monkey
         trainer = TrainClassifier(make_config("FullDP", **changes))
         trainer.show_progress = False
         trainer.train()
-        own = private_test.test_sum(trainer.session, trainer.in_unit)
-        return trainer.tested.vector, own, len(trainer.session.data.test), trainer.plan
+        own = private_test.test_sum(trainer.session)
+        return trainer.session.tested.vector, own, len(trainer.session.data.test), trainer.plan
 
     ranks = together(monkeypatch, 2, work)
     (released, first, *_), (other, second, *_) = ranks

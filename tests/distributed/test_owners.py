@@ -10,8 +10,8 @@ from torch.utils.data import TensorDataset
 from worlds import together
 
 from cords_dp.processes import current_world
+from cords_dp.training import engine as stepping
 from cords_dp.training import poisson
-from cords_dp.training import session as stepping
 from cords_dp.training.trainer import TrainClassifier
 
 OWNERS, CAP = 24, 3

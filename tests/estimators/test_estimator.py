@@ -24,6 +24,7 @@ from cords_dp.accounting import Account
 from cords_dp.accounting.events import merge
 from cords_dp.errors import BudgetExceededError, ConfigError, DataError, PrivacyWarning
 from cords_dp.estimators import records, repeats
+from cords_dp.estimators.parameters import config_of
 from cords_dp.models.features import register_features, registered_features
 from cords_dp.training.resolve import resolve
 
@@ -183,7 +184,7 @@ def test_no_row_is_longer_than_1_by_its_bounds(bounds):
 def test_plan_ledger_and_statement_are_those_of_a_run():
     X, y = blobs()
     model = PrivateClassifier(2.0, data_norm=5.0, classes=[0, 1], num_epochs=4).fit(X, y)
-    run = resolve(model._config(records.VECTORS), own_data=True, plan=False)
+    run = resolve(config_of(model, records.VECTORS), own_data=True, plan=False)
     plan = run.plan(len(X), 0)
     privacy = model.privacy_
     assert privacy.plan.fingerprint == plan.fingerprint

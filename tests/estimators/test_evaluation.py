@@ -76,8 +76,8 @@ def test_nothing_is_drawn_before_it_is_charged(model, monkeypatch):
 def test_one_row_moves_the_sum_by_one_at_most(model, monkeypatch):
     """The row is replaced by one whose label is no class, which contributes nothing."""
     sums = []
-    original = evaluation.evaluated
-    monkeypatch.setattr("cords_dp.estimators.estimator.evaluated", lambda t, **k: sums.append(t) or original(t, **k))
+    original = evaluation.release_sum
+    monkeypatch.setattr("cords_dp.estimators.evaluation.release_sum", lambda t, **k: sums.append(t) or original(t, **k))
     X, y = blobs(100, seed=3)
     model.evaluate(X, y)
     for row in range(5):
@@ -89,8 +89,8 @@ def test_one_row_moves_the_sum_by_one_at_most(model, monkeypatch):
 
 def test_an_owner_moves_it_no_further(model, monkeypatch):
     sums = []
-    original = evaluation.evaluated
-    monkeypatch.setattr("cords_dp.estimators.estimator.evaluated", lambda t, **k: sums.append(t) or original(t, **k))
+    original = evaluation.release_sum
+    monkeypatch.setattr("cords_dp.estimators.evaluation.release_sum", lambda t, **k: sums.append(t) or original(t, **k))
     X, y = blobs(100, seed=3)
     owners = np.arange(100) // 10
     found = model.evaluate(X, y, owners=owners)

@@ -57,7 +57,7 @@ def test_many_classes_have_no_confusion_matrix_unless_it_is_asked_for():
 
 
 def test_what_is_lost_in_the_noise_is_left_out_of_the_table_of_a_run():
-    from cords_dp.runs.run import _metric_lines
+    from cords_dp.runs.result import _metric_lines
 
     rows = [{"class": "a", "records": 3, "precision": None, "precision from": None, "precision to": None}]
     (head, line) = _metric_lines({"auc": {"value": None, "low": None, "high": None}, "by_class": rows})

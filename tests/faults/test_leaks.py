@@ -214,7 +214,7 @@ def test_the_report_and_the_page_tell_nothing(make_config, tmp_path, watch, caps
     # the synthetic set has ten features and two classes, ours six and three
     monkeypatch.setattr("cords_dp.training.preparing.check_input", lambda *_: None)
     monkeypatch.setattr("cords_dp.training.handover.public_facts", lambda *_: None)
-    monkeypatch.setattr("cords_dp.training.trainer.build_model", lambda *_, **__: Net(classes=3))
+    monkeypatch.setattr("cords_dp.training.preparing.build_model", lambda *_, **__: Net(classes=3))
     experiment.run_experiment(cfg, out)
     page = write_page(out)
     assert Path(page).is_file()

@@ -96,7 +96,7 @@ _NOISE = [
     ),
     _mutant(
         "attempt-not-handed-over", "a resumed run replays masks and noise: the trainer does not count attempts",
-        ("attempt=self.ledger.attempts,", "attempt=0,"),
+        ("attempt=session.ledger.attempts,", "attempt=0,"),
         KILLERS + "test_a_resumed_run_draws_other_masks_and_noise",
     ),
     _mutant(
@@ -192,7 +192,7 @@ _CLIPPING = [
     ),
     _mutant(
         "mixing-outside-of-training", "a selection sees records through a model that mixes them",
-        ("        refuse_mixing(self.model, self._made_up_batch()[0])\n", ""),
+        ("        refuse_mixing(self.model, made_up_batch(self)[0])\n", ""),
         LOOP + "test_a_model_that_mixes_records_outside_of_training_is_refused_where_records_are_selected",
     ),
     _mutant(
@@ -445,13 +445,14 @@ _HANDED_OVER = [
     ),
     _mutant(
         "shared-records", "a record in D and in V pays once",
-        ("        refuse_shared_records(given, validation_is_read=plan.validation_is_read)\n", "        pass\n"),
+        ("        refuse_shared_records(data, validation_is_read=plan.validation_is_read, test_is_shown=tested)\n",
+         "        pass\n"),
         BAD_DATA + "test_a_trainer_refuses_sets_that_share_records_before_anything_is_spent",
     ),
     _mutant(
         "shared-records-in-a-loop", "a record in D and in V of a loop pays once",
-        ("validation_is_read=plan.validation_is_read, test_is_shown=False)",
-         "validation_is_read=False, test_is_shown=False)"),
+        ("validation_is_read=plan.validation_is_read, test_is_shown=tested)",
+         "validation_is_read=False, test_is_shown=tested)"),
         LOOP + "test_a_loop_refuses_sets_that_share_records_before_anything_is_spent",
     ),
     _mutant(
@@ -624,7 +625,8 @@ _SAMPLING = [
     ),
     _mutant(
         "parts-overlap", "processes with different configs cut the records differently and hold some of them twice",
-        ("        if self.world.size > 1:\n            self._refuse_other_parts(part, binding)\n", ""),
+        ('        world.refuse_disagreement(facts, "config or data", "give all of them the same files")\n'
+         "        _refuse_overlap(part, plan, world)\n", ""),
         LAW + "test_processes_that_were_given_different_configs_are_refused",
     ),
     _mutant(
@@ -1025,7 +1027,7 @@ _ACCOUNTING = [
     ),
     _mutant(
         "account-not-asked", "a run with an account reserves nothing in it",
-        ("if self.plan.privacy.account is None or self.plan.noiseless:", "if True:"),
+        ("    if plan.privacy.account is None or plan.noiseless:", "    if True:"),
         KILLERS + "test_a_run_beyond_its_account_is_refused_before_data_is_read",
     ),
     _mutant(
@@ -1153,7 +1155,7 @@ _LEAKS = [
     ),
     _mutant(
         "exact-seconds", "times to the microsecond although they follow the size of a secret pool",
-        ("return float(round(seconds)) if self._secret_pool else seconds", "return seconds"),
+        ("return float(round(seconds)) if self.secret_pool else seconds", "return seconds"),
         KILLERS + "test_a_secret_pool_shows_whole_seconds_only",
     ),
     _mutant(
@@ -1211,8 +1213,7 @@ _TABLES = [
     ),
     _mutant(
         "source-unguarded", "records of the user's own with an impossible label take part",
-        ('own = given is not None or find_source(run.config["dataset"].get("name")) is not None',
-         "own = given is not None"),
+        ('own = find_source(run.config["dataset"].get("name")) is not None', "own = False"),
         "data/test_base.py::test_a_source_trains_and_its_private_sets_are_guarded",
     ),
     _mutant(
@@ -1278,8 +1279,8 @@ _TABLES = [
     ),
     _mutant(
         "scales-exact", "scales are fitted on exact sums",
-        ("released = releases.gaussian(preparation.name, source.sums(data.train.handed_out()))",
-         "released = source.sums(data.train.handed_out())"),
+        ("releases.gaussian(preparation.name, source.sums(data.train.handed_out()))",
+         "source.sums(data.train.handed_out())"),
         SCALING + "test_the_noise_has_the_law_of_the_charged_event",
     ),
     _mutant(
@@ -1289,7 +1290,7 @@ _TABLES = [
     ),
     _mutant(
         "scales-released-again", "a resumed run fits scales anew",
-        ("found = world.share(archive.find(PREPARATION) if world.main else None)", "found: Any = None"),
+        ("found = world.share(archive.find(name) if world.main else None)", "found: Any = None"),
         SCALING + "test_it_is_released_once",
     ),
     _mutant(
@@ -1493,9 +1494,9 @@ _FROZEN = [
     ),
     _mutant(
         "model-json-counts", "model.json tells how many records have which label",
-        ("        source=trainer.card() if trainer.built else None,\n",
-         "        source={**(trainer.card() or {}),\n"
-         '                "counts": [int((trainer.data.train.targets == c).sum()) for c in range(outputs)]},\n'),
+        ("        source=trainer.session.source_card(),\n",
+         "        source={**(trainer.session.source_card() or {}),\n"
+         '                "counts": [int((trainer.data.train.targets == c).sum()) for c in range(99)]},\n'),
         PREDICT + "test_a_model_json_holds_public_facts_only",
     ),
     _mutant(
@@ -1527,8 +1528,8 @@ _ESTIMATORS = [
     ),
     _mutant(
         "estimator-keeps-its-session", "a fitted estimator holds the records that it was fitted on",
-        ("        self._loaded = _released(card, session.released)\n",
-         "        self._loaded = _released(card, session.released)\n        self._data = session.data\n"),
+        ("        self._loaded = released_model(card, session.released)\n",
+         "        self._loaded = released_model(card, session.released)\n        self._data = session.data\n"),
         ESTIMATOR + "test_a_pickle_holds_no_record",
     ),
     _mutant(
@@ -1675,14 +1676,14 @@ TESTED = "training/test_private_test.py::"
 _PRIVATE_TEST = [
     _mutant(
         "test-release-uncharged", "the counts of a private test set are released and nobody pays",
-        ('charge=charging(ledger),\n            generators={TEST_DATA: session.streams.numpy("test")},',
-         'charge=lambda *_: None,\n            generators={TEST_DATA: session.streams.numpy("test")},'),
+        ("charge=charging(ledger),\n            generators=generators,",
+         "charge=lambda *_: None,\n            generators=generators,"),
         TESTED + "test_it_is_charged_on_disk_before_it_is_drawn",
     ),
     _mutant(
         "test-release-again", "a run that is resumed releases of its test set a second time",
-        ("    if found is None:\n        releases = Releases(\n            plan.test_releases(),",
-         "    if True:\n        releases = Releases(\n            plan.test_releases(),"),
+        ("    if found is None:\n        releases = Releases(\n            declared,",
+         "    if True:\n        releases = Releases(\n            declared,"),
         TESTED + "test_a_resumed_run_has_the_release_that_it_made",
     ),
     _mutant(

@@ -43,8 +43,9 @@ from cords_dp.selection.releases import Releases
 from cords_dp.selection.session import SelectionArchive, Selections
 from cords_dp.training.checkpoint import load_checkpoint, open_ledger, refuse_foreign
 from cords_dp.training.log import allowed_metrics
+from cords_dp.training.private_session import PrivateSession
 from cords_dp.training.private_strategies import RandomDPPools
-from cords_dp.training.session import PrivateSession
+from cords_dp.training.session import Session
 from cords_dp.training.step import ChargedSteps
 from cords_dp.training.trainer import TrainClassifier
 
@@ -85,8 +86,8 @@ class Crash(Exception):
 
 def first_draws(monkeypatch, trainer):
     """The first mask and the first noise of a run, which then crashes in its first step."""
-    from cords_dp.training import session as module
-    from cords_dp.training import session as stepping
+    from cords_dp.training import engine as stepping
+    from cords_dp.training import private_session as module
 
     seen = {}
     real = module.poisson_batches
@@ -436,7 +437,7 @@ def test_no_log_shows_who_was_selected(make_config, monkeypatch):
     trainer = TrainClassifier(cfg)
     trainer.show_progress = False
     trainer.train()
-    indices = trainer.published_subset()
+    indices = trainer.session.published_subset()
     some = {str(indices[:3])[1:-1], " ".join(map(str, indices[:3])), str(sorted(indices)[:3])[1:-1]}
     assert lines
     assert not [line for line in lines if any(text in line for text in some)]
@@ -459,7 +460,7 @@ def test_a_secret_pool_is_neither_published_nor_stored(train, tmp_path, mechanis
         train_args={"num_epochs": 3},
     )
     with pytest.raises(MechanismError, match="secret"):
-        trainer.published_subset()
+        trainer.session.published_subset()
     (path,) = tmp_path.rglob("model.pt")
     state = load_checkpoint(path, "cpu")["selection"]
     weights = {name: value.shape for name, value in trainer.model.state_dict().items()}
@@ -471,4 +472,4 @@ def test_a_secret_pool_is_neither_published_nor_stored(train, tmp_path, mechanis
 
 def test_a_secret_pool_shows_whole_seconds_only():
     for secret, shown in ((True, 1.0), (False, 1.2345)):
-        assert TrainClassifier.shown_seconds(SimpleNamespace(_secret_pool=secret), 1.2345) == shown
+        assert Session.shown_seconds(SimpleNamespace(secret_pool=secret), 1.2345) == shown

@@ -73,7 +73,7 @@ def test_a_published_subset_is_rows_of_the_published_set(make_config, tmp_path, 
     trainer, _ = run_and_hand_over(config, tmp_path, progress=False)
     subset = json.loads((tmp_path / "subset.json").read_text())
     assert subset["records"] == "training records of digits in the publisher's order, from 0"
-    rows, picked = subset["rows"], trainer.published_subset()
+    rows, picked = subset["rows"], trainer.session.published_subset()
     assert rows == sorted(rows)
     ours = np.sort(trainer.data.train.batch(picked)[0].numpy(), axis=0)
     theirs = np.sort((load_digits().data[rows] / 16 - 0.3).astype(np.float32), axis=0)
@@ -89,7 +89,7 @@ def test_a_published_subset_is_rows_of_the_user_s_file(make_config, tmp_path):
     trainer, _ = run_and_hand_over(config, tmp_path / "run", progress=False)
     subset = json.loads((tmp_path / "run" / "subset.json").read_text())
     assert subset["records"] == "records of mine.csv in its order, from 0"
-    numbers = trainer.data.train.batch(trainer.published_subset())[0][:, 0].numpy()  # in [−1, 1]
+    numbers = trainer.data.train.batch(trainer.session.published_subset())[0][:, 0].numpy()  # in [−1, 1]
     assert sorted(np.round((numbers + 1) * 500).astype(int)) == subset["rows"]
 
 
@@ -132,7 +132,7 @@ def test_rows_of_records_that_were_kept_for_what_they_hold_are_not_published(mak
 def test_a_trainer_does_not_tell_such_rows_either(train):
     trainer = train("RandomDP", dataset={"feature": "mildimb"})
     with pytest.raises(ConfigError, match="tell"):
-        trainer.published_rows()
+        trainer.session.published_rows()
 
 
 def test_the_statement_says_what_is_taken_as_public_of_published_rows(make_config, tmp_path):

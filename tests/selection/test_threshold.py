@@ -201,7 +201,7 @@ def test_a_checkpoint_holds_released_values_and_no_members(train, tmp_path):
     assert set(state["selection"]) == {"weights", "directions", "thresholds"}
     assert all(t.numel() == 1 for t in state["selection"]["thresholds"])
     with pytest.raises(MechanismError, match="secret"):
-        trainer.published_subset()
+        trainer.session.published_subset()
 
 
 def test_the_pool_is_recomputed_when_a_run_resumes(make_config):

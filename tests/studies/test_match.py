@@ -339,7 +339,7 @@ def test_a_checkpoint_holds_the_tilt_and_no_members(make_config, tmp_path):
     assert set(state["selection"]) == {"weights", "tilt"}
     assert set(state["selection"]["tilt"]) == {"direction", "strength", "log_fill", "log_match"}
     with pytest.raises(MechanismError, match="secret"):
-        trainer.published_subset()
+        trainer.session.published_subset()
     strength = trainer.session.source.selections.selector.released.strength
     changes["ckpt"]["is_load"] = True
     resumed = TrainClassifier(make_config("GLISTERDP", **changes))
@@ -352,7 +352,7 @@ def test_a_run_interrupted_before_its_first_checkpoint_goes_on_with_what_was_rel
     make_config, monkeypatch, mechanism
 ):
     """Its selection is spent, but what it released is on record: it is neither drawn nor charged again."""
-    from cords_dp.training import session as module
+    from cords_dp.training import engine as module
     from cords_dp.training.trainer import TrainClassifier
 
     class Crashing(module.PrivateEngine):

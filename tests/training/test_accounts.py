@@ -9,7 +9,7 @@ import pytest
 from cords_dp import TrainClassifier
 from cords_dp.accounting import Account
 from cords_dp.errors import AccountingError, BudgetExceededError, DataError
-from cords_dp.training.session import PrivateSession
+from cords_dp.training.private_session import PrivateSession
 
 
 @pytest.fixture

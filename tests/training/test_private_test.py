@@ -60,7 +60,7 @@ def test_the_release_is_the_sum_with_noise_of_the_charged_event(train):
     trainer = train("FullDP", dataset=PRIVATE, train_args={"seed": None})
     (event,) = trainer.ledger.events(TEST_DATA)
     assert event == gaussian(trainer.plan.sigma_test)
-    noise = trainer.tested.vector - test_sum(trainer.session, trainer.in_unit)
+    noise = trainer.session.tested.vector - test_sum(trainer.session)
     assert len(noise) == vector_size(10) > 500
     assert stats.kstest(noise / event.sigma, "norm").pvalue > 1e-4
 
@@ -80,7 +80,7 @@ def test_it_is_charged_on_disk_before_it_is_drawn(train, monkeypatch):
     trainer = train("FullDP", dataset=PRIVATE)
     path = trainer.ledger.path
     trainer.session.ledger = Ledger.load(path, trainer.plan.entries())
-    released_test(trainer.session, trainer.in_unit)
+    released_test(trainer.session)
     trainer.session.close()
     assert seen == [True]
 
@@ -145,7 +145,7 @@ def test_without_one_test_record_only_the_release_changes_and_by_one_at_most(tmp
     assert all(torch.equal(weights[name], other_weights[name]) for name in weights)
     assert [len(row.split(",")) for row in rows] == [len(row.split(",")) for row in other_rows]
     assert one.plan.fingerprint == other.plan.fingerprint
-    distance = np.linalg.norm(one.tested.vector - other.tested.vector)
+    distance = np.linalg.norm(one.session.tested.vector - other.session.tested.vector)
     assert 0.1 < distance <= 1 + 1e-9
 
 
@@ -162,7 +162,7 @@ def test_test_records_without_a_label_count_and_contribute_nothing(tmp_path):
     labels[::3] = "nobody"
     trainer, _ = run_and_hand_over(config_of(tmp_path, labels), tmp_path / "run", progress=False)
     assert trainer.plan.shape.n_test == 120  # a fifth of all rows, whatever their labels say
-    share = test_sum(trainer.session, trainer.in_unit)[:4].sum() * math.sqrt(2)
+    share = test_sum(trainer.session)[:4].sum() * math.sqrt(2)
     assert 60 <= round(share) <= 95
 
 
@@ -213,7 +213,7 @@ def run(tmp_path_factory):
 def test_no_file_and_no_line_has_an_exact_metric(run):
     trainer, result, folder = run
     session = trainer.session
-    exact = test_sum(session, trainer.in_unit)
+    exact = test_sum(session)
     counts = exact[:4] * math.sqrt(2)
     accuracy = (counts[0] + counts[3]) / counts.sum()
     text = "".join(path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file())
@@ -223,7 +223,7 @@ def test_no_file_and_no_line_has_an_exact_metric(run):
     assert not re.search(r"Test (Loss|Accuracy)", text)
     assert f"{accuracy:.6f}"[:7] not in text
     assert "test records" not in text  # as about.json counts those of a public test set
-    assert result.accuracy == trainer.tested.metrics()["accuracy"]["value"] != accuracy
+    assert result.accuracy == trainer.session.tested.metrics()["accuracy"]["value"] != accuracy
 
 
 def test_epochs_and_checkpoints_know_nothing_of_it(run):
@@ -308,7 +308,7 @@ def test_a_resumed_run_has_the_release_that_it_made(tmp_path):
     config = config_of(tmp_path)
     first, _ = run_and_hand_over(config, tmp_path / "run", progress=False)
     again = resumed(config, tmp_path / "run")
-    assert np.array_equal(first.tested.vector, again.tested.vector)
+    assert np.array_equal(first.session.tested.vector, again.session.tested.vector)
     assert [event.count for event in again.ledger.events(TEST_DATA)] == [1]
 
 
@@ -319,7 +319,7 @@ def test_another_model_gets_no_second_release(tmp_path):
     with torch.no_grad():
         next(iter(session.released.parameters())).add_(1.0)
     with pytest.raises(AccountingError, match="another model"):
-        released_test(session, trainer.in_unit)
+        released_test(session)
     session.close()
 
 
@@ -337,7 +337,7 @@ def test_a_kill_between_charge_and_record_costs_no_second_charge_and_gains_none(
             run_and_hand_over(config, tmp_path / "run", progress=False)
     again = resumed(config, tmp_path / "run")
     assert [event.count for event in again.ledger.events(TEST_DATA)] == [1]
-    assert not np.array_equal(drawn[0].numpy(), again.tested.vector)  # nobody has seen the first
+    assert not np.array_equal(drawn[0].numpy(), again.session.tested.vector)  # nobody has seen the first
 
 
 def test_runs_on_the_same_test_records_add_up(tmp_path):
@@ -361,10 +361,10 @@ def test_owners_of_test_records_count_once(tmp_path):
     trainer, _ = run_and_hand_over(config, tmp_path / "run", progress=False)
     test = trainer.session.data.test
     assert len(test) == 4 * trainer.plan.shape.n_test == 4 * 30
-    assert test_sum(trainer.session, trainer.in_unit)[:4].sum() == pytest.approx(30 / math.sqrt(2))
-    whole = test_sum(trainer.session, trainer.in_unit)
+    assert test_sum(trainer.session)[:4].sum() == pytest.approx(30 / math.sqrt(2))
+    whole = test_sum(trainer.session)
     trainer.session.data = trainer.session.data._replace(test=test.at(np.flatnonzero(test.owners.codes != 3)))
-    assert np.linalg.norm(whole - test_sum(trainer.session, trainer.in_unit)) <= 1 + 1e-9
+    assert np.linalg.norm(whole - test_sum(trainer.session)) <= 1 + 1e-9
 
 
 def test_handed_over_sets_are_public_unless_told(train):
@@ -373,10 +373,10 @@ def test_handed_over_sets_are_public_unless_told(train):
     custom = {"name": "custom", "type": None}
     model = {"architecture": "LinearHead", "numclasses": 3}
     public = train("FullDP", dataset=custom, model=model, data=given)
-    assert public.tested is None
+    assert public.session.tested is None
     assert len(public.history.column("tst_acc")) == 2
     private = train("FullDP", dataset={**custom, **PRIVATE}, model=model, data=given)
-    assert private.history.column("tst_acc") == [private.tested.metrics()["accuracy"]["value"]]
+    assert private.history.column("tst_acc") == [private.session.tested.metrics()["accuracy"]["value"]]
     assert private.plan.shape.n_test == 90
 
 
@@ -407,7 +407,7 @@ def test_a_regression_of_a_table_is_released_in_its_unit(tmp_path):
     trainer, result = run_and_hand_over(config, tmp_path / "run", progress=False)
     model, test = trainer.session.released, trainer.session.data.test
     given, true = (
-        trainer.in_unit(part.detach().numpy().ravel())
+        trainer.session.in_unit(part.detach().numpy().ravel())
         for part in (model(test.batch(np.arange(len(test)))[0]), test.batch(np.arange(len(test)))[1])
     )
     mae = result.metrics["mae"]
@@ -423,5 +423,5 @@ def test_the_release_module_reads_the_test_set_and_nothing_else(run, monkeypatch
     monkeypatch.setattr(
         private_test, "evaluation_batches", lambda data, *a, **k: seen.append(data) or original(data, *a, **k)
     )
-    test_sum(trainer.session, trainer.in_unit)
+    test_sum(trainer.session)
     assert seen == [trainer.session.data.test]

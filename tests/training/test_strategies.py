@@ -88,7 +88,7 @@ class Busy:
 
 
 def test_steps_and_rate_are_the_plan_s_whatever_the_strategy_has(register, make_config, monkeypatch):
-    from cords_dp.training import session as stepping
+    from cords_dp.training import engine as stepping
 
     steps = []
 

@@ -41,7 +41,7 @@ def test_features_are_computed_by_all_threads():
 
 
 def test_a_run_takes_one_and_gives_the_others_back(two_threads, train, monkeypatch):
-    from cords_dp.training.session import PrivateSession
+    from cords_dp.training.private_session import PrivateSession
 
     seen, original = [], PrivateSession.train_epoch
     monkeypatch.setattr(

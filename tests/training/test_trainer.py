@@ -73,8 +73,8 @@ def test_epsilon_infinity_trains_without_noise(train):
 
 def test_sampler_optimizer_and_accountant_agree(make_config, monkeypatch):
     """The numbers that the sampler draws with, the optimizer adds and the ledger charges are the plan's."""
-    from cords_dp.training import session as module
-    from cords_dp.training import session as stepping
+    from cords_dp.training import engine as stepping
+    from cords_dp.training import private_session as module
 
     seen = {"rates": [], "steps": 0, "engines": []}
     real_batches, real_engine = module.poisson_batches, stepping.PrivateEngine
@@ -362,7 +362,6 @@ def test_checkpoints_have_cords_keys_and_plain_weights(train, tmp_path):
 def test_a_run_resumes_and_the_total_stays_within_budget(make_config, strategy):
     saving = {"is_save": True, "save_every": 1}
     first = TrainClassifier(make_config(strategy, ckpt=saving))
-    first._log_results = lambda loader: (_ for _ in ()).throw(KeyboardInterrupt)  # interrupted at the very end
     original = TrainClassifier._save
 
     def stop_after_two(self, path, epoch):
@@ -404,7 +403,7 @@ def test_a_fresh_run_sets_the_old_ledger_aside(make_config, tmp_path):
 
 
 def test_the_epoch_is_on_disk_before_its_first_step(make_config, tmp_path, monkeypatch):
-    from cords_dp.training import session as module
+    from cords_dp.training import engine as module
 
     class Crashing(module.PrivateEngine):
         def step(self, *batch):
@@ -557,7 +556,7 @@ def test_a_secret_subset_is_drawn_by_coins_kept_out_of_files_and_cannot_be_resum
     (path,) = tmp_path.rglob("model.pt")
     assert "selection" not in load_checkpoint(path, "cpu")
     with pytest.raises(MechanismError, match="secret"):
-        trainer.published_subset()
+        trainer.session.published_subset()
     for refused in ({"ckpt": {"is_load": True}}, {"dss_args": {**secret, "publish_subset": True}}):
         with pytest.raises(ConfigError):
             resolve(make_config("RandomDP", **{"dss_args": secret, **refused}))

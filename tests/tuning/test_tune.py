@@ -27,20 +27,13 @@ from cords_dp.errors import AccountingError, BudgetExceededError, ConfigError, M
 from cords_dp.evaluation.metrics import classifier_metrics
 from cords_dp.evaluation.released import vector_size
 from cords_dp.planning import Release, build_plan
-from cords_dp.runs.workers import Failed, Finished, LocalWorkers, RayTasks, Started, heartbeat
+from cords_dp.runs.workers import Failed, Finished, LocalWorkers, RayTasks, Started
 from cords_dp.training.resolve import resolve
-from cords_dp.tuning import tune as trial_module
+from cords_dp.tuning import trial as trial_module
+from cords_dp.tuning.plan import read_law
 from cords_dp.tuning.search import Between, OneOf, Whole, read_space
-from cords_dp.tuning.tune import (
-    TrialsFailedError,
-    Tuning,
-    _goodness,
-    keeping_validation,
-    noisy_score,
-    read_law,
-    run_trial,
-    tune,
-)
+from cords_dp.tuning.trial import goodness, keeping_validation, noisy_score, run_trial
+from cords_dp.tuning.tune import TrialsFailedError, Tuning, heartbeat, tune
 
 LR = "optimizer.lr=loguniform(0.05, 5)"
 
@@ -197,8 +190,8 @@ def test_a_score_by_another_metric_is_one_noisy_vector_of_v(train, monkeypatch):
 
 
 def test_a_lost_score_is_the_worst_and_errors_count_downwards():
-    assert _goodness(math.nan, "auc") < _goodness(0.1, "auc") < _goodness(0.2, "auc")
-    assert _goodness(math.nan, "rmse") < _goodness(0.2, "rmse") < _goodness(0.1, "rmse")
+    assert goodness(math.nan, "auc") < goodness(0.1, "auc") < goodness(0.2, "auc")
+    assert goodness(math.nan, "rmse") < goodness(0.2, "rmse") < goodness(0.1, "rmse")
 
 
 def test_another_metric_is_another_tuning(make_config, tmp_path):
