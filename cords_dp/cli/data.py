@@ -182,7 +182,7 @@ def data_import(args: argparse.Namespace) -> int:
 
 def data_digest(args: argparse.Namespace) -> int:
     """Compare a file with a statement's digests; the answer is no where it is none of the run's files."""
-    from cords_dp.data.owner_digest import owner_digest, owner_key
+    from cords_dp.data.digests import owner_digest, owner_key
 
     try:
         data = json.loads(args.statement.read_text()).get("about", {}).get("data", {})

@@ -29,7 +29,8 @@ from cords_dp.config import thawed_copy, to_plain
 from cords_dp.config.settings import PRIVATE, UNREAD
 from cords_dp.data.feature_cache import with_features
 from cords_dp.data.fetch import image_arrays
-from cords_dp.data.handed_over import as_records, checked_splits, is_text, padded_splits, public_length
+from cords_dp.data.handed_over import as_records, checked_splits
+from cords_dp.data.padding import is_text, padded_splits, public_length
 from cords_dp.data.published import (
     DATASETS,
     dataset_name,

@@ -38,7 +38,7 @@ class Store(ABC):
 
     constants: public numbers that reading depends on, for the name of cached features. names: of the records, for a
     table of predictions. dataset: what was handed over as a torch dataset. may_fail: can reading raise, or give records
-    of different shapes? Such a store is guarded (`handed_over.ReadableStore`), and any is that does not say otherwise.
+    of different shapes? Such a store is guarded (`readable.ReadableStore`), and any is that does not say otherwise.
     """
 
     constants: Any = None
@@ -109,7 +109,7 @@ class Store(ABC):
         return dataset.store
 
     def guard(self) -> Any:
-        """The `handed_over.ReadableStore` among the stores, from the outermost inwards; None if there is none."""
+        """The `readable.ReadableStore` among the stores, from the outermost inwards; None if there is none."""
         return None
 
 

@@ -35,7 +35,9 @@ from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, Account, Ledger,
 from cords_dp.config import config_digest, thawed_copy
 from cords_dp.config.settings import AUTO
 from cords_dp.data.build import data_binding, featured
-from cords_dp.data.handed_over import RecordDigests, as_records, bound_records, limit_words
+from cords_dp.data.digests import RecordDigests, bound_records
+from cords_dp.data.handed_over import as_records
+from cords_dp.data.readable import limit_words
 from cords_dp.data.record_set import RecordSet, Share, Splits, cut_splits
 from cords_dp.data.sources.base import find_source
 from cords_dp.errors import ConfigError, MechanismError

@@ -32,7 +32,7 @@ def _mutant(name: str, bug: str, *patches_and_tests: tuple[str, str] | str) -> M
 ENGINE, MODES = "training/test_engine.py::", "training/test_modes.py::"
 BOOK = "training/test_bookkeeping.py::"
 PADDING, LOSSES, WANDB = (
-    "data/test_handed_over.py::",
+    "data/test_padding.py::",
     "training/test_losses.py::",
     "training/test_weights_and_biases.py::",
 )
@@ -1549,7 +1549,7 @@ _ESTIMATORS = [
     ),
 ]  # fmt: skip
 
-DIGEST, PROVENANCE = "data/test_owner_digest.py::", "training/test_provenance.py::"
+DIGEST, PROVENANCE = "data/test_digests.py::", "training/test_provenance.py::"
 _STATEMENT = [
     _mutant(
         "plain-digest", "the statement's digest of private files has no key: a guess of their content can be confirmed",
