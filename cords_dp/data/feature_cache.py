@@ -6,8 +6,6 @@ process ends, however it ends.
 
 Features are those of a record's x, whatever its label: labels are read from the store at every run, and what makes a
 record with an impossible label contribute nothing (`record_set.Target`) is laid over the features, never under them.
-
-A large array on disk that is written from its first row on; after a kill the next writer goes on where it ended.
 """
 
 from __future__ import annotations
@@ -141,8 +139,9 @@ def _features(reader: _Reader, transform: Transform, cache: Path | None, progres
         _make_private(cache)
         with FileLock(path.with_suffix(".lock")):  # two runs that start together compute them once
             if not path.is_file():
-                with growing(path, shape) as part:
-                    _write_features(reader, transform, part.features, progress, device, part)
+                part = GrowingFile(path, shape)
+                _write_features(reader, transform, part.features, progress, device, part)
+                part.finish()  # not after an error: what was written stays there for the next run
     return _stored(path, shape)
 
 
@@ -247,7 +246,10 @@ _SECONDS = 5.0  # between notes of how far the file has grown: what a kill can c
 
 
 class GrowingFile:
-    """``features``: the array, in half precision. ``rows``: how many of its rows are on the device for sure."""
+    """A large array on disk, written from its first row on; after a kill the next writer continues where it ended.
+
+    ``features``: the array, in half precision. ``rows``: how many of its rows are on the device for sure.
+    """
 
     def __init__(self, path: Path, shape: tuple[int, ...]):
         self._path = path
@@ -285,17 +287,9 @@ class GrowingFile:
             self._noted = time.monotonic()
 
     def finish(self) -> None:
-        """All rows are written: the file takes its name."""
+        """Give the file its name, once all rows are written."""
         self.features.flush()
         sync(self._part)
         os.replace(self._part, self._path)
         self._count.unlink(missing_ok=True)
         sync(self._path.parent)
-
-
-@contextlib.contextmanager
-def growing(path: Path, shape: tuple[int, ...]) -> Iterator[GrowingFile]:
-    """A file that gets the name ``path`` when the block ends, and is kept unfinished if it fails."""
-    file = GrowingFile(path, shape)
-    yield file
-    file.finish()

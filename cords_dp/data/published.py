@@ -1,7 +1,4 @@
-"""What is public of the datasets that come by name, and what their section of a config may say. Nothing is read.
-
-The paper's synthetic set with a shift between training, validation and test classes.
-"""
+"""What is public of the datasets that come by name, and what their section of a config may say. Nothing is read."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -239,6 +239,14 @@ class PixelConstants(NamedTuple):
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
+
+    @classmethod
+    def of(cls, card: Mapping[str, Sequence[float]]) -> PixelConstants:
+        """Read the constants that `to_plain` has put into a card."""
+        return cls(tuple(card["mean"]), tuple(card["std"]))
+
+    def to_plain(self) -> dict[str, list[float]]:
+        return {"mean": list(self.mean), "std": list(self.std)}
 
 
 def normalised(pixels: Tensor, constants: PixelConstants) -> Tensor:

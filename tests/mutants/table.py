@@ -1623,8 +1623,7 @@ _OWNERS = [
     ),
     _mutant(
         "owners-split-over-sets", "records are dealt to D, V and the test set one by one, whoever owns them",
-        ("    codes, own = numbered.codes(records.names), ",
-         "    codes, own = np.arange(len(numbered.codes(records.names))), "),
+        ("    seen = numbered.codes(owners[0])", "    seen = np.arange(len(numbered.codes(owners[0])))"),
         OWNED + "test_sets_are_made_of_whole_owners",
     ),
     _mutant(
@@ -1724,7 +1723,7 @@ _PRIVATE_TEST = [
     ),
     _mutant(
         "table-without-unlabelled", "how many test records a table has depends on their labels",
-        ("tested_records(sets[2], section, outputs)", "tested_records(sets[2], {}, outputs)"),
+        ("tested_records(tested, section, classes)", "tested_records(tested, {}, classes)"),
         TESTED + "test_a_table_keeps_its_test_records_without_a_label",
     ),
     _mutant(

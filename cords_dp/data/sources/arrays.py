@@ -4,12 +4,8 @@ An ``.npz`` file (or a folder of ``.npy`` files) holds ``x`` and ``y``, which ar
 ``x_train``, ``y_train`` and, where there are sets of their own, ``x_val``, ``y_val``, ``x_test``, ``y_test``. A single
 ``.npy`` file holds x, and ``labels`` names the file of y. Files are mapped, never read whole, unless they are
 compressed. Pixels (uint8) are scaled by public constants, other numbers are taken as they are. Labels are private, so
-the classes have to be declared.
-
-Arrays in ``.npz`` and ``.npy`` files, mapped into memory and read a few rows at a time.
-
-What is read before training is public: the names of the arrays, their shapes and types. Objects, whose unpickling could
-run code, are refused.
+the classes have to be declared. What is read before training is public: the names of the arrays, their shapes and
+types. Objects, whose unpickling could run code, are refused.
 """
 
 from __future__ import annotations
@@ -42,6 +38,7 @@ from cords_dp.data.sources.base import (
     split_rows,
     split_store,
     tested_records,
+    with_own_files,
 )
 from cords_dp.data.store import LabelledStore, PixelConstants, normalised
 from cords_dp.errors import ConfigError, DataError, DatasetUnavailableError
@@ -120,7 +117,7 @@ class ArraySource(Source):
         self.facts(section)
         parts = _open(section)
         _owner_names(section, parts)
-        check_split({**section, **{f"{part}_path": True for part in _OWN if getattr(parts, part) is not None}})
+        check_split(with_own_files(section, validation=parts.validation, test=parts.test))
 
     def facts(self, section: Mapping[str, Any]) -> Facts:
         classes, x = declared_classes(section), _open(section).train.x
@@ -158,8 +155,8 @@ class ArraySource(Source):
             _check_pair(section, facts, pair)
             return read_part(len(pair.x), rows, share, read)
 
-        own = {f"{part}_path": True for part in _OWN if getattr(parts, part) is not None}
-        rows = split_rows(len(parts.train.x), {**section, **own}, rng)
+        given = with_own_files(section, validation=parts.validation, test=parts.test)
+        rows = split_rows(len(parts.train.x), given, rng)
         train, validation, test = (
             part_of(parts.train, chosen) if pair is None or pair is parts.train else part_of(pair, None)
             for pair, chosen in zip(parts, rows, strict=True)
@@ -168,21 +165,21 @@ class ArraySource(Source):
 
     def card(self, section: Mapping[str, Any]) -> dict[str, Any]:
         facts = self.facts(section)
-        pixels = facts.constants and {"mean": list(facts.constants.mean), "std": list(facts.constants.std)}
+        pixels = facts.constants and facts.constants.to_plain()
         return {"source": self.name, "shape": list(facts.shape), "classes": list(facts.classes), "pixels": pixels}
 
     def read(self, card: Mapping[str, Any], path: str) -> RecordSet:
         file = Path(path).expanduser()
         arrays = open_arrays(file)
         x = pick(arrays, ("x", "x_test")) if len(arrays) > 1 else next(iter(arrays.values()), None)
-        pixels = card["pixels"] and PixelConstants(tuple(card["pixels"]["mean"]), tuple(card["pixels"]["std"]))
+        pixels = PixelConstants.of(card["pixels"]) if card["pixels"] else None
         if x is None:
             raise DatasetUnavailableError(f"{file.name} holds no array x")
         if (x.dtype == np.uint8) != bool(pixels) and x.ndim > 2:
             raise DatasetUnavailableError(f"{file.name} holds {x.dtype}, unlike the arrays of the training")
-        if x.ndim < 2 or record_shape(x, pixels or None) != tuple(card["shape"]):
+        if x.ndim < 2 or record_shape(x, pixels) != tuple(card["shape"]):
             raise DatasetUnavailableError(f"{file.name} holds records of another shape than {tuple(card['shape'])}")
-        return RecordSet(ArrayFile(x, torch.full((len(x),), NO_CLASS), pixels or None))
+        return RecordSet(ArrayFile(x, torch.full((len(x),), NO_CLASS), pixels))
 
 
 class EmbeddingSource(ArraySource):

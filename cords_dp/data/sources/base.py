@@ -12,7 +12,7 @@ record decides whether a run fails, or what it logs.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import EntryPoint
@@ -259,6 +259,11 @@ def _fractions(section: Mapping[str, Any]) -> tuple[float, float]:
     return share("validation", VALIDATION_FRACTION), share("test", TEST_FRACTION)
 
 
+def with_own_files(section: Mapping[str, Any], **sets: Any) -> dict[str, Any]:
+    """Return the section as if each set that is given, not None, had a file of its own, so that none is split off."""
+    return {**section, **{f"{name}_path": True for name, given in sets.items() if given is not None}}
+
+
 def split_store(
     records: RecordSet,
     validation: RecordSet | None,
@@ -272,62 +277,49 @@ def split_store(
 
     Of a test set that is public, those without a known label are left out: nothing can be said of them. A private one
     keeps them, since its size is public; they contribute nothing.
-    ``owners``: whose each record of the three is, by name; sets are then made of whole owners (`split_owners`).
+    ``owners``: whose each record of the three is, by name; sets are then made of whole owners (`_split_owners`).
     """
-    sets = (records, validation, test)
+    given = with_own_files(section, validation=validation, test=test)
     if owners is not None:
-        whose = [None if part is None else Owned(part, names) for part, names in zip(sets, owners, strict=True)]
-        assert whose[0] is not None
-        train, held_out, tested = split_owners(whose[0], section, rng, validation=whose[1], test=whose[2])
-        return Splits(train, held_out, tested_records(tested, section, classes), classes)
-    own = {f"{name}_path": True for name, part in (("validation", validation), ("test", test)) if part is not None}
-    rows = split_rows(len(records), {**section, **own}, rng)
-    tested = records.at(rows.test) if test is None else test
-    held_out = records.at(rows.validation) if validation is None else validation
-    return Splits(records.at(rows.train), held_out, tested_records(tested, section, classes), classes)
+        train, held_out, tested = _split_owners((records, validation, test), owners, given, rng)
+    else:
+        rows = split_rows(len(records), given, rng)
+        train = records.at(rows.train)
+        held_out = records.at(rows.validation) if validation is None else validation
+        tested = records.at(rows.test) if test is None else test
+    return Splits(train, held_out, tested_records(tested, section, classes), classes)
 
 
-def split_owners(
-    records: Owned,
+def _split_owners(
+    sets: tuple[RecordSet, RecordSet | None, RecordSet | None],
+    owners: Sequence[Iterable[Any]],
     section: Mapping[str, Any],
     rng: np.random.Generator,
-    *,
-    validation: Owned | None,
-    test: Owned | None,
-) -> tuple[RecordSet, RecordSet, RecordSet]:
+) -> Iterator[RecordSet]:
     """Split as `split_store` does, by whole owners: D, V and the test set have no owner in common.
 
     Formal guarantee: which owners come into which set depends on their number and the seed alone. Of sets with files of
     their own, V loses the records of owners who are in D's file and the test set those of owners in either; they count
     as owners without a record, so nothing that V releases, and no size, depends on who was left out.
     """
-    numbered = Numbered()
-    codes, own = numbered.codes(records.names), {"validation_path": validation, "test_path": test}
-    given = {**section, **{key: True for key, part in own.items() if part is not None}}
-    split = owner_rows(codes, *_fractions(given), rng)
-    refuse_no_owners(split, _wanted(given))
-    made, seen = [_owned(records.set, split.train)], codes
-    for part, others in ((validation, split.validation), (test, split.test)):
+    numbered, records = Numbered(), sets[0]
+    seen = numbered.codes(owners[0])
+    split = owner_rows(seen, *_fractions(section), rng)
+    refuse_no_owners(split, _wanted(section))
+    yield _owned(records, split.train)
+    for part, names, dealt in zip(sets[1:], owners[1:], split[1:], strict=True):
         if part is None:
-            made.append(_owned(records.set, others))
+            yield _owned(records, dealt)
             continue
-        named = numbered.codes(part.names)
-        made.append(_owned(part.set, own_file(named, elsewhere=seen)))
-        seen = np.concatenate([seen, named])
-    return made[0], made[1], made[2]
+        codes = numbered.codes(names)
+        yield _owned(part, own_file(codes, elsewhere=seen))
+        seen = np.concatenate([seen, codes])
 
 
 def refuse_used_column(owner: str, columns: Iterable[str | None]) -> None:
     """Refuse a column of owners that is learned from or predicted."""
     if owner in columns:
         raise ConfigError("dataset.owner", owner, "is learned from or predicted; name one that says whose a record is")
-
-
-class Owned(NamedTuple):
-    """A file's records, and whose each is: a name, or None."""
-
-    set: RecordSet
-    names: Iterable[Any]
 
 
 def _owned(records: RecordSet, found: tuple[np.ndarray, Owners]) -> RecordSet:

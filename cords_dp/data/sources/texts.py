@@ -1,16 +1,12 @@
 """``dataset.name = "text"``: texts and labels in columns of a ``.csv``, ``.tsv`` or ``.jsonl`` file.
 
-Texts become rows of bytes (`texts`) in a file without a name, so that memory stays bounded; a model reads them by
-``model.features = "sentence:FOLDER"``. Public are the columns, the classes and how many records there are.
+A text becomes a row: its first bytes in UTF-8, as many as the config says. No vocabulary is needed to make one, so any
+text can be kept this way; a model reads them by ``model.features = "sentence:FOLDER"``. The rows lie in a file without
+a name, so that memory stays bounded. Public are the columns, the classes and how many records there are.
 
 Formal guarantee: a line is a record, and what it becomes is a function of that line and of the header. A line that
 cannot be parsed, in a CSV file one with an open quotation mark or too many fields, is an empty text without a label: it
-contributes nothing, and nothing is said about it.
-
-Texts as records: the first bytes of each in UTF-8, in a row of one public length.
-
-A row depends on its text and on the public length alone. No vocabulary is needed to make one, so any text can be kept
-this way, and `models.sentences` reads it.
+contributes nothing, and nothing is said about it. A row depends on its text and on the public length alone.
 """
 
 from __future__ import annotations
@@ -134,12 +130,8 @@ class TextSource(Source):
 
     def card(self, section: Mapping[str, Any]) -> dict[str, Any]:
         facts = self.facts(section)
-        return {
-            "source": self.name,
-            "shape": list(facts.shape),
-            "classes": list(facts.classes),
-            "text": _columns(section)[0],
-        }
+        public = {"source": self.name, "shape": list(facts.shape), "classes": list(facts.classes)}
+        return {**public, "text": _columns(section)[0]}
 
     def read(self, card: Mapping[str, Any], path: str) -> RecordSet:
         file = Path(path).expanduser()

@@ -9,10 +9,8 @@ columns. A line that has another number of fields, or that cannot be read, has e
 contributes nothing, since its label is missing). As many records come out as there are lines up to the last one that is
 not blank; how many that are is public.
 
-Records of a CSV file as RFC 4180 has them: a value in quotation marks may hold line breaks.
-
-For the owner of a file, who imports it or predicts its records. Not for a run: here a record that is broken can decide
-what becomes of the lines after it, so a run takes a line as a record, whatever is in it (`table.lines`).
+The owner of a file, who imports it or predicts its records, reads it as RFC 4180 has it (`quoted_records`): a value in
+quotation marks may hold line breaks. A run does not: there a broken record can decide about the lines after it.
 """
 
 from __future__ import annotations

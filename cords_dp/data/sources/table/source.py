@@ -17,12 +17,11 @@ from cords_dp.data.sources.base import (
     OWNER,
     SPLIT_KEYS,
     Facts,
-    Owned,
     Rows,
     Source,
     check_split,
-    split_owners,
     split_rows,
+    split_store,
     tested_records,
 )
 from cords_dp.data.sources.table import scaling
@@ -33,6 +32,7 @@ from cords_dp.data.sources.table.store import TableStore, stored_table
 from cords_dp.errors import ConfigError, DataError, DatasetUnavailableError
 from cords_dp.planning.schedule import Preparation
 
+_FILES = ("path", "validation_path", "test_path")
 _DELIMITERS = (",", ";", "\t", "|", ":")
 _SILENT = (
     "A run does not tell what it cannot read; "
@@ -72,7 +72,7 @@ class TableSource(Source):
         check_split(section)
         if self.preparation(section) is not None and not private:
             raise ConfigError("dataset.scaling", "private", "is for private strategies; leave the key out")
-        for key in ("path", "validation_path", "test_path"):
+        for key in _FILES:
             if key == "path" or section.get(key) is not None:
                 _open(section, key, schema)
         folder("dataset.datadir", _folder(section))
@@ -84,19 +84,14 @@ class TableSource(Source):
     def build(self, section: Mapping[str, Any], rng: np.random.Generator) -> Splits:
         encoding = Encoding(_schema_of(section))
 
-        def stored(key: str) -> TableStore:
-            return _stored(section, key, encoding)
+        def records(key: str) -> RecordSet[TableStore]:
+            return RecordSet(_stored(section, key, encoding))
 
-        if section.get("owner") is not None:
-            return _split_by_owner(section, encoding, rng)
-        records = stored("path")
-        rows = split_rows(len(records), section, rng)
-        parts = []
-        for part in Rows._fields:
-            own = section.get(f"{part}_path") is not None
-            store, chosen = (stored(f"{part}_path"), None) if own else (records, getattr(rows, part))
-            parts.append(RecordSet(store, chosen))
-        return _splits(parts, section, encoding)
+        train = records("path")
+        validation, test = (None if section.get(key) is None else records(key) for key in _FILES[1:])
+        owned = section.get("owner") is not None
+        owners = [_names(section, key, encoding.schema) for key in _FILES] if owned else None
+        return split_store(train, validation, test, section, rng, len(encoding.schema.classes) or 1, owners)
 
     def build_part(self, section: Mapping[str, Any], rng: np.random.Generator, share: Share) -> Splits:
         """Each process reads its range of the file: row groups of Parquet, lines of CSV, which the others count only.
@@ -122,11 +117,12 @@ class TableSource(Source):
             else:
                 key, rows, size = "path", getattr(split, part), total
             parts.append(part_of(key, rows, size))
-        return _splits(parts, section, encoding)
+        outputs = len(encoding.schema.classes) or 1
+        return Splits(parts[0], parts[1], tested_records(parts[2], section, outputs), outputs)
 
     def remark(self, section: Mapping[str, Any]) -> str:
         """Return one of two fixed lines, by the names of the files: no record decides what is said."""
-        paths = (section.get(key) for key in ("path", "validation_path", "test_path"))
+        paths = (section.get(key) for key in _FILES)
         lines = any(Path(path).suffix in CSV_SUFFIXES for path in paths if path is not None)
         return f"{_SILENT} {_LINES}" if lines else _SILENT
 
@@ -192,29 +188,11 @@ def _to_predict(where: Path, schema: Schema, delimiter: str | None) -> TableFile
     return file
 
 
-def _splits(sets: Sequence[RecordSet], section: Mapping[str, Any], encoding: Encoding) -> Splits:
-    outputs = len(encoding.schema.classes) or 1
-    return Splits(sets[0], sets[1], tested_records(sets[2], section, outputs), outputs)
-
-
 def _stored(
     section: Mapping[str, Any], key: str, encoding: Encoding, bounds: tuple[int, int] | None = None
 ) -> TableStore:
     file, cache = _open(section, key, encoding.schema), section.get("cache") is not False
     return TableStore(stored_table(file, encoding, _folder(section), cache=cache, bounds=bounds), encoding)
-
-
-def _split_by_owner(section: Mapping[str, Any], encoding: Encoding, rng: np.random.Generator) -> Splits:
-    def owned(key: str) -> Owned | None:
-        if section.get(key) is None:
-            return None
-        store = _stored(section, key, encoding)
-        return Owned(RecordSet(store), _names(section, key, encoding.schema))
-
-    records = owned("path")
-    assert records is not None
-    sets = split_owners(records, section, rng, validation=owned("validation_path"), test=owned("test_path"))
-    return _splits(sets, section, encoding)
 
 
 def _names(section: Mapping[str, Any], key: str, schema: Schema) -> Iterator[Any]:
