@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from dotmap import DotMap
-from scipy.stats import beta
 from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm import tqdm
@@ -20,10 +19,9 @@ from cords_dp.accounting.trade_off import trade_off
 from cords_dp.auditing.cost import epsilon_at
 from cords_dp.auditing.findings import Finding
 from cords_dp.auditing.null import NullSession
-from cords_dp.auditing.one_run import count_right, epsilon_from_guesses
-from cords_dp.auditing.one_run_curve import mu_from_guesses
+from cords_dp.auditing.one_run import count_right, epsilon_from_guesses, mu_from_guesses
 from cords_dp.auditing.toys import CRITERION, LENGTH, along_canaries, canaries, shifted_classes
-from cords_dp.auditing.trade_off import Counts, epsilon_of_events
+from cords_dp.auditing.trade_off import Counts, frequency_finding, rates_finding
 from cords_dp.config import thawed_copy
 from cords_dp.data.record_set import RecordSet, Splits, array_set, records_at
 from cords_dp.data.store import ArrayStore
@@ -301,43 +299,22 @@ def _trade_off(name: str, run: Observed) -> Finding:
     # sums, not likelihood ratios: with less noise than charged those would lie far below the charged law's
     sums, middle = run.projections.sum(axis=0), sum(e.rate * e.count for e in events) / 2
     counts = Counts.above(middle, sums[run.included], sums[~run.included])
-    return Finding(
-        name,
-        "one run, trade-off",
-        epsilon_at(events, run.plan.delta),
-        run.plan.delta,
-        f"found {counts.hits} of {counts.inside}, false alarms {counts.false} of {counts.outside}",
-        lambda alpha: epsilon_of_events(events, counts, delta=run.plan.delta, alpha=alpha),
-    )
+    return rates_finding(name, "one run, trade-off", events, counts, run.plan.delta)
 
 
 def _drawn_steps(name: str, run: Observed) -> Finding:
     """Single steps of the run, for an auditor who knows the coins: one Gaussian event (σ) each."""
     event = PoissonGaussian(min(e.sigma for e in run.steps), 1.0)
     counts = Counts.above(0.5, run.projections[run.drawn], run.projections[:, ~run.included].ravel())
-    return Finding(
-        name,
-        "one run, trade-off",
-        epsilon_at([event], run.plan.delta),
-        run.plan.delta,
-        f"found {counts.hits} of {counts.inside}, false alarms {counts.false} of {counts.outside}",
-        lambda alpha: epsilon_of_events([event], counts, delta=run.plan.delta, alpha=alpha),
-    )
+    return rates_finding(name, "one run, trade-off", [event], counts, run.plan.delta)
 
 
 def _frequency(name: str, run: Observed) -> Finding:
     """How often the trainer drew the canaries that were in, against the rates that it was charged for."""
-    chances, delta = run.drawn[:, run.included], run.plan.delta
-    drawn, total = int(chances.sum()), chances.size
+    chances = run.drawn[:, run.included]
     rate, sigma = sum(e.count * e.rate for e in run.steps) / len(chances), min(e.sigma for e in run.steps)
-
-    def bound(alpha: float) -> float:
-        least = float(beta.ppf(alpha, drawn, total - drawn + 1)) if drawn else 0.0
-        return epsilon_at([PoissonGaussian(sigma, least)], delta) if least else 0.0
-
-    claimed = epsilon_at([PoissonGaussian(sigma, rate)], delta)
-    seen = f"drawn {drawn} times of {total}, charged rate {rate:.5f}"
-    return Finding(name, "one run, frequency", claimed, delta, seen, bound)
+    event, drawn = PoissonGaussian(sigma, rate), int(chances.sum())
+    return frequency_finding(name, "one run, frequency", event, run.plan.delta, drawn=drawn, total=chances.size)
 
 
 def _bookkeeping(name: str, run: Observed) -> Finding:

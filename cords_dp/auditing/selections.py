@@ -6,13 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from scipy.stats import beta
 
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, ExponentialPicks, GumbelFreeze, PoissonGaussian
 from cords_dp.auditing.cost import epsilon_at
 from cords_dp.auditing.findings import Finding
 from cords_dp.auditing.replay import Worst, audit_structure, replay_selection
-from cords_dp.auditing.trade_off import Counts, epsilon_of_events
+from cords_dp.auditing.trade_off import Counts, least_share, rates_finding
 from cords_dp.auditing.transcripts import Query, Recorder
 from cords_dp.config import PrivacySettings, SubsetSettings
 from cords_dp.noise.generators import secure_generator
@@ -85,18 +84,8 @@ def _audit_release(plan: PrivacyPlan, release: Release, worst: Worst | None, dra
     assert isinstance(release.event, PoissonGaussian)
     event, copies = release.event.with_count(1), max(1, round(release.event.sigma))
     counts = _projected(plan, release, worst, draws, copies)
-    seen = (
-        f"found {counts.hits} of {counts.inside}, false alarms {counts.false} of {counts.outside}, groups of {copies}, "
-        f"one {plan.privacy.unit} moves it by {worst.ratio:.3f} sensitivities"
-    )
-    return Finding(
-        target,
-        "white box, trade-off",
-        epsilon_at([event], plan.delta),
-        plan.delta,
-        seen,
-        lambda alpha: epsilon_of_events([event], counts, delta=plan.delta, alpha=alpha, copies=copies),  # type: ignore[list-item]
-    )
+    seen = f"{counts.text()}, groups of {copies}, one {plan.privacy.unit} moves it by {worst.ratio:.3f} sensitivities"
+    return rates_finding(target, "white box, trade-off", [event], counts, plan.delta, seen=seen, copies=copies)
 
 
 def _releases(plan: PrivacyPlan, release: Release, generators: dict[str, Any]) -> Recorder:
@@ -146,7 +135,7 @@ def _audit_picks(plan: PrivacyPlan, release: Release, target: str, draws: int) -
     higher = sum(picked() == 0 for _ in range(draws))
 
     def bound(alpha: float) -> float:
-        least = float(beta.ppf(alpha, higher, draws - higher + 1)) if higher else 0.0
+        least = least_share(higher, draws, alpha)
         shown = min(2 * float(np.log(least / (1 - least))) / far, _MOST * epsilon0) if least > 0.5 else 0.0
         return epsilon_at([replace(event, epsilon0=event.epsilon0 * shown / epsilon0)], plan.delta) if shown else 0.0
 

@@ -6,13 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from scipy.stats import beta
 
 from cords_dp.accounting import PoissonGaussian, calibrate
 from cords_dp.auditing.cost import epsilon_at
 from cords_dp.auditing.findings import Finding
 from cords_dp.auditing.toys import CRITERION, OneLinearLayer, along_canaries, canaries
-from cords_dp.auditing.trade_off import Counts, epsilon_of_events
+from cords_dp.auditing.trade_off import Counts, frequency_finding, rates_finding
 from cords_dp.data.owners import Owners
 from cords_dp.data.record_set import RecordSet, array_set
 from cords_dp.noise.generators import noise_source, secure_generator
@@ -117,15 +116,9 @@ def audit_rate(plan: PrivacyPlan, *, steps: int) -> Finding:
     dataset, each = _units(np.zeros((n, 1), dtype=np.float32), np.zeros(n, dtype=np.int64), owned=cap is not None)
     everyone, coins = Pool.everything(n * each), secure_generator()
     batches = poisson_batches(dataset, everyone, rate=rate, steps=steps, rng=coins, records_per_owner=cap)
-    drawn, total = sum(len(batch[-1] if cap is None else batch[-1].unique()) for batch in batches), n * steps
-
-    def bound(alpha: float) -> float:
-        least = float(beta.ppf(alpha, drawn, total - drawn + 1)) if drawn else 0.0
-        return epsilon_at([PoissonGaussian(plan.sigma, min(1.0, least))], plan.delta) if least else 0.0
-
-    claimed = epsilon_at([PoissonGaussian(plan.sigma, rate)], plan.delta)
-    seen = f"drawn {drawn} times of {total}, charged rate {rate:.5f}"
-    return Finding("sampling rate of a step", "white box, frequency", claimed, plan.delta, seen, bound)
+    drawn = sum(len(batch[-1] if cap is None else batch[-1].unique()) for batch in batches)
+    target, event = "sampling rate of a step", PoissonGaussian(plan.sigma, rate)
+    return frequency_finding(target, "white box, frequency", event, plan.delta, drawn=drawn, total=n * steps)
 
 
 def audit_training(epsilon: float, *, trainings: int, delta: float = 1e-3) -> Finding:
@@ -141,14 +134,8 @@ def audit_training(epsilon: float, *, trainings: int, delta: float = 1e-3) -> Fi
         for first in (0, 1)
     )
     counts = Counts.above(rate * steps / 2, inside, outside)
-    return Finding(
-        f"logistic model, {steps} steps",
-        "two datasets, trade-off",
-        epsilon_at(events, delta),
-        delta,
-        f"{trainings} trainings with the record and as many without, {_rates(counts)}",
-        lambda alpha: epsilon_of_events(events, counts, delta=delta, alpha=alpha),
-    )
+    seen = f"{trainings} trainings with the record and as many without, {counts.text()}"
+    return rates_finding(f"logistic model, {steps} steps", "two datasets, trade-off", events, counts, delta, seen=seen)
 
 
 def _final_weights(pool: Pool, sigma: float, rate: float, steps: int, trainings: int) -> Iterator[float]:
@@ -172,20 +159,10 @@ def _final_weights(pool: Pool, sigma: float, rate: float, steps: int, trainings:
 def _finding(
     target: str, plan: PrivacyPlan, event: PoissonGaussian, inside: np.ndarray, outside: np.ndarray, copies: int = 1
 ) -> Finding:
-    kind, claimed = "white box, trade-off", epsilon_at([event], plan.delta)
+    kind = "white box, trade-off"
     if not (np.isfinite(inside).all() and np.isfinite(outside).all()):
+        claimed = epsilon_at([event], plan.delta)
         return Finding(target, kind, claimed, plan.delta, "", violations=("a step is not finite",))
     counts = Counts.above(copies / 2, inside, outside)
-    seen = _rates(counts) + (f", groups of {copies}" if copies > 1 else "")
-    return Finding(
-        target,
-        kind,
-        claimed,
-        plan.delta,
-        seen,
-        lambda alpha: epsilon_of_events([event], counts, delta=plan.delta, alpha=alpha, copies=copies),
-    )
-
-
-def _rates(counts: Counts) -> str:
-    return f"found {counts.hits} of {counts.inside}, false alarms {counts.false} of {counts.outside}"
+    seen = counts.text() + (f", groups of {copies}" if copies > 1 else "")
+    return rates_finding(target, kind, [event], counts, plan.delta, seen=seen, copies=copies)

@@ -17,6 +17,7 @@ from scipy.stats import beta, norm
 
 from cords_dp.accounting import PoissonGaussian
 from cords_dp.auditing.cost import LARGEST_EPSILON, composed, epsilon_at
+from cords_dp.auditing.findings import Finding
 
 _LEAST_NOISE = 1 / 16  # of σ: a test without error would otherwise show none at all
 
@@ -37,14 +38,56 @@ class Counts:
         return cls(hits, len(with_record), false, len(without))
 
     def least_power(self, alpha: float) -> float:
-        """Clopper–Pearson: the power is lower with probability at most ``alpha``."""
-        return float(beta.ppf(alpha, self.hits, self.inside - self.hits + 1)) if self.hits else 0.0
+        """Bound the power from below; it is lower with probability at most ``alpha``."""
+        return least_share(self.hits, self.inside, alpha)
 
     def largest_level(self, alpha: float) -> float:
-        """Clopper–Pearson: the share of false alarms is higher with probability at most ``alpha``."""
+        """Bound the share of false alarms from above; it is higher with probability at most ``alpha``."""
         if self.false == self.outside:
             return 1.0
         return float(beta.ppf(1 - alpha, self.false + 1, self.outside - self.false))
+
+    def text(self) -> str:
+        return f"found {self.hits} of {self.inside}, false alarms {self.false} of {self.outside}"
+
+
+def least_share(found: int, total: int, alpha: float) -> float:
+    """Clopper–Pearson: the chance of what was found so often is lower with probability at most ``alpha``."""
+    return float(beta.ppf(alpha, found, total - found + 1)) if found else 0.0
+
+
+def rates_finding(
+    target: str,
+    kind: str,
+    events: Sequence[PoissonGaussian],
+    counts: Counts,
+    delta: float,
+    *,
+    seen: str = "",
+    copies: int = 1,
+) -> Finding:
+    """Hold the error rates of a test against the events that are charged (`epsilon_of_events`)."""
+    return Finding(
+        target,
+        kind,
+        epsilon_at(events, delta),
+        delta,
+        seen or counts.text(),
+        lambda alpha: epsilon_of_events(events, counts, delta=delta, alpha=alpha, copies=copies),
+    )
+
+
+def frequency_finding(
+    target: str, kind: str, event: PoissonGaussian, delta: float, *, drawn: int, total: int
+) -> Finding:
+    """Hold how often records were drawn against the rate of the event that is charged."""
+
+    def bound(alpha: float) -> float:
+        least = min(1.0, least_share(drawn, total, alpha))
+        return epsilon_at([replace(event, rate=least)], delta) if least else 0.0
+
+    seen = f"drawn {drawn} times of {total}, charged rate {event.rate:.5f}"
+    return Finding(target, kind, epsilon_at([event], delta), delta, seen, bound)
 
 
 def epsilon_of_rates(counts: Counts, *, delta: float, alpha: float) -> float:

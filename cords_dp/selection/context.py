@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -41,6 +42,12 @@ class Records:
         """
         owners = self.dataset.owners
         return np.ones(len(self)) if owners is None else owners.masses
+
+    def count(self, cells: np.ndarray, *shape: int) -> np.ndarray:
+        """Add up the records' masses by cell, −1 for none: a record has 1 in all, and so has an owner with all."""
+        some = cells >= 0
+        counts = np.bincount(cells[some], weights=self.masses[some], minlength=math.prod(shape))
+        return counts.reshape(shape).astype(np.float64)
 
     def at(self, weights: Weights, *, linear_layer: bool = True, projection: int | None = None) -> LastLayer:
         """Last-layer gradients, logits and labels of every record at released weights. Private values."""

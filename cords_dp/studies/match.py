@@ -45,11 +45,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, gaussian
+from cords_dp.accounting import TRAINING_DATA, gaussian
 from cords_dp.config import Key, PrivacySettings, SubsetSettings, number
 from cords_dp.planning import (
     EpochPlan,
-    Mechanism,
     Release,
     SelectionNoise,
     Sizes,
@@ -62,6 +61,7 @@ from cords_dp.selection import (
     OWN_SCORE,
     PROJECTION,
     SELECTION_TYPE,
+    DrawsFromAll,
     LastLayerGradients,
     Pool,
     Records,
@@ -70,6 +70,7 @@ from cords_dp.selection import (
     Selector,
     Weights,
     check_weighing,
+    released_of_both,
     tail_noise,
 )
 
@@ -101,7 +102,7 @@ class Tilt:
 
 @register_mechanism
 @dataclass(frozen=True, kw_only=True)
-class Match(Mechanism):
+class Match(DrawsFromAll):
     """Looks at the records once a run, before training, so ``select_every`` means nothing to it."""
 
     name: ClassVar[str] = "match"
@@ -110,10 +111,6 @@ class Match(Mechanism):
         "one noisy sum and one noisy histogram are released"
     )
     use_case: ClassVar[str] = "the released model, by features"
-    secret_pool: ClassVar[bool] = True
-    default_split: ClassVar[float] = 0.9
-    sharded: ClassVar[bool] = True
-    privacy_keys: ClassVar[frozenset[str]] = frozenset({"split", "validation_noise"})
 
     projection: int = PROJECTION.field()
     bins: int = BINS.field()
@@ -126,10 +123,6 @@ class Match(Mechanism):
     score: str = OWN_SCORE.field()
     linear_layer: bool = LINEAR_LAYER.field()
     selection_type: str = SELECTION_TYPE.field()
-
-    @property
-    def reads_validation(self) -> bool:
-        return True
 
     def check(self, privacy: PrivacySettings, subset: SubsetSettings) -> None:
         check_weighing(self, "matches gradients and class shares")
@@ -149,17 +142,12 @@ class Match(Mechanism):
         rate = min(1.0, sizes.batch_size / sizes.k, concentration * sizes.batch_size / sizes.n)
         return subset_schedule(sizes, subset, epochs, rate=rate, selects=lambda epoch, first: epoch == first)
 
-    def draws_from(self, n: int, k: int) -> int:
-        return n
-
     def releases(self, noise: SelectionNoise, privacy: PrivacySettings, sizes: Sizes) -> tuple[Release, ...]:
-        on_d = gaussian(noise.on_training)
-        on_v = None if noise.on_validation is None else gaussian(noise.on_validation)
-        return (
-            Release(_SUM, TRAINING_DATA, on_d, 1.0, "the sum of unit gradients; 1 (one unit gradient)"),
-            Release(_TAILS, TRAINING_DATA, on_d, 1.0, "tail counts of scores; 1 (one histogram cell)"),
-            Release(_VALIDATION, VALIDATION_DATA, on_v, 1.0, "the sum of unit gradients; 1 (one unit gradient)"),
-        )
+        words = "tail counts of scores; 1 (one histogram cell)"
+        tails = Release(_TAILS, TRAINING_DATA, gaussian(noise.on_training), 1.0, words)
+        words = "the sum of unit gradients; 1 (one unit gradient)"
+        on_d, on_v = released_of_both(_SUM, _VALIDATION, noise, words)
+        return on_d, tails, on_v
 
     def describe_price(self, price: Callable[[float], float], sizes: Sizes, rate: float) -> str:
         concentration = rate * sizes.n / sizes.batch_size

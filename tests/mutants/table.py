@@ -262,7 +262,7 @@ _CLIPPING = [
     ),
     _mutant(
         "batch-norm-let-through", "BatchNorm, which mixes records, is not replaced",
-        ("    replaced = freeze_vectors(model)\n", "    return model, []\n    replaced = freeze_vectors(model)\n"),
+        ("    replaced = _freeze_vectors(model)\n", "    return model, []\n    replaced = _freeze_vectors(model)\n"),
         KILLERS + "test_batch_norm_does_not_stay",
     ),
     _mutant(
@@ -1638,12 +1638,12 @@ _OWNERS = [
     ),
     _mutant(
         "table-without-masses", "align counts every record of an owner as one",
-        ("np.bincount(kinds[some], weights=masses[some], minlength", "np.bincount(kinds[some], minlength"),
-        OWNERS + "test_an_owner_moves_a_table_of_align_by_no_more_than_a_record_did",
+        ("np.bincount(cells[some], weights=self.masses[some], minlength", "np.bincount(cells[some], minlength"),
+        OWNERS + "test_an_owner_moves_a_table_by_no_more_than_a_record_did",
     ),
     _mutant(
         "label-counts-without-masses", "the rivals count every record of an owner as one label",
-        ("np.bincount(labels[some], weights=records.masses[some], minlength", "np.bincount(labels[some], minlength"),
+        ("np.bincount(cells[some], weights=self.masses[some], minlength", "np.bincount(cells[some], minlength"),
         AUDITED_OWNERS + "test_without_one_owner_a_selection_differs_by_its_sensitivity_and_in_nothing_else"
         "[class_weights]",
     ),
