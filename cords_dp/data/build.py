@@ -1,8 +1,5 @@
 """From a config to the sets of a run: built, split, bound to a ledger, readable, as features, and in batches.
 
-Variants of published sets (fewer records of some classes, wrong labels, other images), to study selection, *define* the
-private dataset of an experiment; they are not mechanisms and are not charged. Real private data comes as it is.
-
 A ledger is continued on the same data and split only: `data_binding` is a digest of public facts.
 
 A run splits records by a permutation, so the number of a record in D says nothing to anybody else. Which rows of a
@@ -16,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -38,15 +35,22 @@ from cords_dp.data.published import (
     for_testing,
     held_out,
     refuse_telling_rows,
-    shift_set,
 )
 from cords_dp.data.record_set import WHOLE, RecordSet, Share, Splits, array_set, sequential_batches
 from cords_dp.data.sources.base import find_source
 from cords_dp.data.store import ArrayStore, RawData
 from cords_dp.data.text_sets import TEXT_SETS, build_text
+from cords_dp.data.variants import (
+    cut_classes,
+    inverted,
+    keep_share,
+    mild_imbalance,
+    shift_set,
+    turned,
+    wrong_labels,
+)
 from cords_dp.errors import DatasetUnavailableError
 
-CUT_SHARE = 0.1
 _EVALUATION_BATCH = 1024
 UNREADABLE = (
     "Records that cannot be read, or differ in shape or type from the first one, contribute nothing: "
@@ -156,59 +160,6 @@ def _cords_dataset(section: Mapping[str, Any]) -> Splits:
         return data
     everything: Dataset = ConcatDataset([data.train, data.validation])  # CORDS always splits V off
     return data._replace(train=everything, validation=Subset(everything, []))
-
-
-# --- variants ----------------------------------------------------------------------------------------------------
-
-
-def mild_imbalance(labels: np.ndarray, keep_range: tuple[float, float], rng: np.random.Generator) -> np.ndarray:
-    """Indices of a variant in which each class keeps a share drawn uniformly from ``keep_range``."""
-    kept = []
-    for label in np.unique(labels):
-        members = np.flatnonzero(labels == label)
-        size = round(len(members) * rng.uniform(*keep_range))
-        kept.append(rng.choice(members, size=max(1, size), replace=False))
-    return np.sort(np.concatenate(kept))
-
-
-def cut_classes(labels: np.ndarray, ratio: float, rng: np.random.Generator) -> np.ndarray:
-    """CORDS' ``classimb``: a share ``ratio`` of the classes is cut to a tenth of the smallest class."""
-    classes, counts = np.unique(labels, return_counts=True)
-    remaining = max(1, int(counts.min() * CUT_SHARE))
-    cut = rng.choice(classes, size=int(ratio * len(classes)), replace=False)
-    kept = []
-    for label in classes:
-        members = np.flatnonzero(labels == label)
-        kept.append(rng.choice(members, size=remaining, replace=False) if label in cut else members)
-    return np.sort(np.concatenate(kept))
-
-
-def keep_share(labels: np.ndarray, classes: Sequence[int], share: float, rng: np.random.Generator) -> np.ndarray:
-    """Indices of a variant in which some classes keep a share of their records."""
-    dropped = [
-        rng.choice(members, size=len(members) - max(1, round(share * len(members))), replace=False)
-        for members in (np.flatnonzero(labels == label) for label in classes)
-        if len(members)
-    ]
-    return np.setdiff1d(np.arange(len(labels)), np.concatenate(dropped)) if dropped else np.arange(len(labels))
-
-
-def wrong_labels(labels: np.ndarray, share: float, kind: str, classes: int, rng: np.random.Generator) -> np.ndarray:
-    """Labels of which a share is moved to the next class (``pair``) or drawn anew (``random``)."""
-    moved = rng.random(len(labels)) < share
-    other = (labels + 1) % classes if kind == "pair" else rng.integers(0, classes, len(labels))
-    return np.where(moved, other, labels)
-
-
-def inverted(images: np.ndarray) -> np.ndarray:
-    """Black for white: the same classes from another source."""
-    return 255 - images if images.dtype == np.uint8 else images.max() + images.min() - images
-
-
-def turned(images: np.ndarray) -> np.ndarray:
-    """A quarter turn of square images, given as (n, C, H, W) or as flat rows."""
-    side = round(images.shape[1] ** 0.5) if images.ndim == 2 else images.shape[-1]
-    return np.rot90(images.reshape(len(images), -1, side, side), axes=(2, 3)).reshape(images.shape)
 
 
 # --- which records these are -------------------------------------------------------------------------------------

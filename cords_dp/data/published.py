@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from cords_dp.config.keys import SOURCE_KEYS
 from cords_dp.config.settings import PRIVATE
 from cords_dp.config.values import folder, path
@@ -16,9 +14,9 @@ from cords_dp.data.class_folders import sorted_by_class
 from cords_dp.data.sources.base import VALIDATION_FRACTION, Facts, find_source, source_names
 from cords_dp.data.store import PixelConstants
 from cords_dp.data.text_sets import TEXT_SETS
+from cords_dp.data.variants import SYNTHETIC_FEATURES
 from cords_dp.errors import ConfigError
 
-FEATURES = 10
 FEATURE_NAMES = ("dss", "classimb", "mildimb", "shift")
 
 __all__ = ["DATASETS", "DatasetInfo", "dataset_name"]
@@ -43,7 +41,7 @@ DATASETS: dict[str, DatasetInfo] = {
     "cifar100": DatasetInfo(50_000, 10_000, (3, 32, 32), 100, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
     "tinyimagenet": DatasetInfo(100_000, 10_000, (3, 64, 64), 200, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     "digits": DatasetInfo(1_437, 360, (64,), 10),
-    "synthetic": DatasetInfo(4_000, 500, (FEATURES,), 2),
+    "synthetic": DatasetInfo(4_000, 500, (SYNTHETIC_FEATURES,), 2),
 }
 _ALIASES = {"sklearn-digits": "digits"}
 # Sets that CORDS reads with fixed constants.
@@ -222,26 +220,3 @@ def _cut_by(section: Mapping[str, Any]) -> str | None:
     if feature_of(section) in ("classimb", "mildimb"):
         return "feature"
     return next((key for key in ("cut_classes", "cut_column") if section.get(key)), None)
-
-
-# share of class 0 in training, validation and test: 1:9, 6:4, 9:1
-CLASS_SHARES = (0.1, 0.6, 0.9)
-
-
-def shift_set(num_samples: int, separation: float, rng: np.random.Generator) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(x, y) of training, validation and test: 80 %, 10 % and 10 % of ``num_samples``.
-
-    Two Gaussian classes in ten dimensions whose means lie ``separation`` apart, so that they overlap
-    and the class shares of the training set decide where a model puts its border.
-    """
-    direction = rng.normal(size=FEATURES)
-    direction *= separation / 2 / np.linalg.norm(direction)
-    validation = test = num_samples // 10
-    parts = []
-    for size, share in zip((num_samples - validation - test, validation, test), CLASS_SHARES, strict=True):
-        y = np.ones(size, dtype=np.int64)
-        y[: round(size * share)] = 0
-        rng.shuffle(y)
-        x = rng.normal(size=(size, FEATURES)) + np.where(y[:, None] == 1, direction, -direction)
-        parts.append((x.astype(np.float32), y))
-    return parts

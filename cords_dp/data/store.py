@@ -249,6 +249,9 @@ class PixelConstants(NamedTuple):
         return {"mean": list(self.mean), "std": list(self.std)}
 
 
+IMAGENET = PixelConstants((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
 def normalised(pixels: Tensor, constants: PixelConstants) -> Tensor:
     """Pixels N×C×H×W of 0…255 by public constants."""
     mean, std = (torch.tensor(values).reshape(1, -1, 1, 1) * 255 for values in constants)

@@ -205,7 +205,7 @@ def register_model(name: str, builder: ModelBuilder, *, force: bool = False) -> 
     """Make ``model.architecture = name`` build ``builder(num_classes=…, input_shape=…, **model.args)``.
 
     A builder with an argument ``input_norm`` is also told the length that no record exceeds, where it is known, and one
-    with an argument ``features`` is given what ``model.features`` names (`frozen.Features`, or None).
+    with an argument ``features`` is given what ``model.features`` names (`features.Features`, or None).
     """
     if is_registered(name) and not force:
         raise MechanismError(f"there is a model {name!r} already; pass force=True to replace it")

@@ -4,7 +4,7 @@ A scattering transform (Mallat) is a fixed function of one image. A small classi
 more from a small privacy budget than a network that must learn its own features (Tramèr & Boneh, 2021). The
 features are normalised with statistics of dead leaves and per image, so no statistic of the data is used.
 
-Features are computed once and kept on disk (`datasets.features`). A model here takes images or ready features.
+Features are computed once and kept on disk (`data.feature_cache`). A model here takes images or ready features.
 """
 
 from __future__ import annotations

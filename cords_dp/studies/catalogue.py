@@ -14,9 +14,8 @@ from dotmap import DotMap
 from cords_dp.config import PAPER_SELECTION, apply_override, config_for, merge_into, paper_model
 from cords_dp.errors import ConfigError
 from cords_dp.runs.jobs import Job, Work, execute
-from cords_dp.studies.adjusted import execute_adjusted
-from cords_dp.studies.gains import execute_by_group
 from cords_dp.studies.paper import FRACTIONS
+from cords_dp.studies.works import execute_adjusted, execute_by_group
 
 PRESETS = ("quick", "cpu", "full")
 
@@ -99,7 +98,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Experiment:
-    """What is varied, over which methods, and how it is shown (a name in `report.figures`)."""
+    """What is varied, over which methods, and how it is shown (a name in `studies.figures`)."""
 
     title: str
     figure: str

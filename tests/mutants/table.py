@@ -829,14 +829,15 @@ _SELECTION = [
     _mutant(
         "align-by-the-exact-table", "align releases a noisy table and sets chances by the exact one",
         ("            self._look(on_d, on_v, sigma_d, sigma_v)\n",
-         "            self._look(self._table(kinds, self.context.training.masses, groups), on_v, sigma_d, sigma_v)\n"),
+         "            exact = self.context.training.count(kinds, self.context.num_classes, groups)\n"
+         "            self._look(exact, on_v, sigma_d, sigma_v)\n"),
         REPLAY + "test_equal_releases_give_everyone_else_the_same_place[align]",
     ),
     _mutant(
         "likelihood-by-the-exact-table", "the likelihood of D's labels is learnt from the exact table",
         ("        return self._pool(kinds, predicted)\n\n    def state",
          "        if groups > 1:\n"
-         "            exact = self._table(kinds, self.context.training.masses, groups)\n"
+         "            exact = self.context.training.count(kinds, self.context.num_classes, groups)\n"
          "            self._given = of_tables(exact, on_v, sigma_d, sigma_v)\n"
          "        return self._pool(kinds, predicted)\n\n    def state"),
         REPLAY + "test_equal_releases_give_everyone_else_the_same_place[align]",

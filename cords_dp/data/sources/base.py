@@ -28,13 +28,12 @@ from cords_dp.config.settings import PUBLIC
 from cords_dp.config.values import Check, Key, flag, list_of, number, path, text, whole
 from cords_dp.data.owners import Numbered, Owners, own_file, owner_rows, refuse_no_owners
 from cords_dp.data.record_set import RecordSet, Share, Splits
-from cords_dp.data.store import PixelConstants
+from cords_dp.data.store import IMAGENET, PixelConstants
 from cords_dp.errors import ConfigError, DataError, MechanismError
 from cords_dp.extensions import load, offered_sources
 from cords_dp.planning.schedule import Preparation
 
 NO_CLASS = -1  # a label that no class has: its record contributes nothing
-_IMAGENET = PixelConstants((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _GREY = PixelConstants((0.5,), (0.25,))
 VALIDATION_FRACTION, TEST_FRACTION = 0.1, 0.2
 # Keys that say how records of one's own are split, for a source to take over into its `keys`.
@@ -403,7 +402,7 @@ MAX_LENGTH = Key(partial(whole, low=8, high=100_000), None, "bytes to which ever
 
 def pixel_constants(section: Mapping[str, Any], channels: int) -> PixelConstants:
     """Constants of the config, or those that are usual: ImageNet's for colours. They are never fitted."""
-    usual = _IMAGENET if channels == 3 else _GREY
+    usual = IMAGENET if channels == 3 else _GREY
     given = [tuple(map(float, section.get(key) or getattr(usual, key))) for key in ("mean", "std")]
     for key, values in zip(("mean", "std"), given, strict=True):
         if len(values) != channels:

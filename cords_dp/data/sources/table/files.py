@@ -188,7 +188,7 @@ def _is_number(text: str) -> bool:
 
 
 class QuotedCsv(TableFile):
-    """Records as RFC 4180 has them (`table.quoted`). One that cannot be read has no values."""
+    """Records as RFC 4180 has them (`csv_lines.quoted_records`). One that cannot be read has no values."""
 
     def __init__(self, path: Path, header: Sequence[str] | None, delimiter: str):
         self.path, self._named, self._delimiter = path, header is None, delimiter

@@ -8,7 +8,7 @@ Let k columns be numeric without bins. A value is moved into its public range an
 φ(z) a column has the coordinates (v, v², 1), or (0, 0, 0) where its value is missing; φ(z) = 0 for a record whose label
 is no class, and for a null record. Then ‖φ(z)‖² ≤ Σ_columns (v² + v⁴ + 1) ≤ 3k, so one record moves the sum by at most
 Δ = √(3k) in L2 norm, and the release is one Gaussian event with noise multiplier σ, charged to D in the phase
-"preparation" (`planning.plan`, `training.preparation`). All records of D take part, so no amplification by a secret
+"preparation" (`planning.plan`, `training.preparing`). All records of D take part, so no amplification by a secret
 subset applies; such a plan is refused.
 
 Centres and widths are functions of the released sums and of public numbers, and so is what training does with them: a
