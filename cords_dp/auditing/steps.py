@@ -30,8 +30,17 @@ class AuditedSteps:
     """A real engine on a linear layer that is set back to zero after each step."""
 
     def __init__(
-        self, inputs: int, mode: str, *, sigma: float, clip: float, normalise: bool = False, by_owner: bool = False
+        self,
+        inputs: int,
+        mode: str,
+        *,
+        sigma: float,
+        clip: float,
+        normalise: bool = False,
+        by_owner: bool = False,
+        key: bytes | None = None,
     ):
+        """Build the engine. ``key``: of the noise; None draws one."""
         self.model, self.clip = OneLinearLayer(inputs), clip
         self.inner = self.model.linear
         self.engine = PrivateEngine(
@@ -42,18 +51,20 @@ class AuditedSteps:
             max_grad_norm=clip,
             batch_size=_BATCH,
             mode=mode,
-            noise=noise_source(secure_generator()) if sigma else None,
+            noise=noise_source(secure_generator(key)) if sigma else None,
             normalise=normalise,
             by_owner=by_owner,
         )
 
     def step(self, *batch: torch.Tensor) -> torch.Tensor:
-        """Return the noisy sum that a step has released, in clip norms."""
+        """Return the noisy sum that a step has released, in clip norms: of the weights (classes × inputs)."""
+        return self.sums(*batch)[:, :-1]
+
+    def sums(self, *batch: torch.Tensor) -> torch.Tensor:
+        """Return the same with a last column for the biases."""
         self.engine.step(*batch)
-        moved = -self.inner.weight.detach().clone() / self.clip
-        with torch.no_grad():
-            self.inner.weight.zero_()
-            self.inner.bias.zero_()
+        moved = -torch.cat([self.inner.weight.detach(), self.inner.bias.detach()[:, None]], dim=1) / self.clip
+        self.model.reset()
         return moved
 
 

@@ -102,8 +102,8 @@ def data_fetch(args: argparse.Namespace) -> int:
 def data_describe(args: argparse.Namespace) -> int:
     import yaml
 
-    from cords_dp.data.sources.table.schema import parse_categories, parse_range, schema_template
     from cords_dp.data.sources.table.source import single_column_hint, table_file
+    from cords_dp.data.sources.table.template import parse_categories, parse_range, schema_template
     from cords_dp.files import write_durably
 
     header = _names(args.header)

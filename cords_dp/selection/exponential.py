@@ -55,7 +55,7 @@ from cords_dp.selection.last_layer import LastLayer, LastLayerGradients, moved_s
 from cords_dp.selection.pool import Pool
 from cords_dp.selection.releases import Releases
 from cords_dp.selection.scores import get_score, score_records
-from cords_dp.selection.shared import LINEAR_LAYER, SCORE, SELECTION_TYPE, validation_gradient
+from cords_dp.selection.shared import LINEAR_LAYER, SCORE, SELECTION_TYPE, ReleasedSubset, validation_gradient
 
 _FROZEN = "Frozen"
 _GREEDY_VARIANTS = (_FROZEN, "RGreedy", "Stochastic", "Naive")
@@ -196,14 +196,13 @@ class Exponential(Mechanism):
         return ExponentialSelector(self, context)
 
 
-class ExponentialSelector:
+class ExponentialSelector(ReleasedSubset):
     """Picks k records; the pool is released and paid for."""
 
     def __init__(self, mechanism: Exponential, context: SelectionContext):
         self.mechanism, self.context = mechanism, context
         self.privacy = context.plan.privacy
         self.k = context.plan.shape.k
-        self._pool = Pool(np.zeros(0, dtype=np.int64))
         self._asked: tuple[np.ndarray, LastLayerGradients] | None = None  # the last records of D that were looked at
 
     def select(self, weights: Weights, releases: Releases) -> Pool:
@@ -217,13 +216,6 @@ class ExponentialSelector:
             return False
         most, freezes = len(self.context.training) - self.k, self.mechanism.freezes(self.k)
         return releases.reads_few(_PICKS, most, _share(self.k, freezes, 0), bound=self._bound)
-
-    def state(self) -> dict[str, Any]:
-        return {"subset": torch.from_numpy(self._pool.indices.copy())}  # released: it was paid for
-
-    def restore(self, state: dict[str, Any]) -> Pool:
-        self._pool = Pool(state["subset"].numpy())
-        return self._pool
 
     def describe(self, weights: Weights, *, few: bool = False) -> None:
         """Last-layer gradients of D and V, as factors; CORDS' n × classes·dim matrix is never built.

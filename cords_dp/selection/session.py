@@ -1,6 +1,6 @@
 """One run's selections: each opens the releases that the plan has paid for, and lets the selector draw them.
 
-Released values of a run's selections, kept durably as soon as they are paid for.
+What a selection has released is kept durably (`SelectionArchive`) before it is used.
 """
 
 from __future__ import annotations

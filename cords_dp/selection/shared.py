@@ -7,11 +7,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Protocol
 
+import numpy as np
+import torch
+
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, Event, gaussian
 from cords_dp.config.settings import PrivacySettings
 from cords_dp.config.values import Key, flag, text, whole
 from cords_dp.errors import ConfigError
 from cords_dp.planning.mechanism import Mechanism, Release, SelectionNoise
+from cords_dp.selection.pool import Pool
 from cords_dp.selection.scores import get_score
 
 _OWN_SCORE = "glister"
@@ -60,6 +64,19 @@ def check_weighing(mechanism: WeighingKeys, does: str) -> None:
             mechanism.name,
             f"{does} by itself; for another score or per-class quotas use 'threshold'",
         )
+
+
+class ReleasedSubset:
+    """The state of a selector whose pool is released and paid for: the pool itself."""
+
+    _pool = Pool(np.zeros(0, dtype=np.int64))
+
+    def state(self) -> dict[str, Any]:
+        return {"subset": torch.from_numpy(self._pool.indices.copy())}
+
+    def restore(self, state: dict[str, Any]) -> Pool:
+        self._pool = Pool(state["subset"].numpy())
+        return self._pool
 
 
 def validation_gradient(name: str, noise: SelectionNoise, privacy: PrivacySettings, count: int = 1) -> Release:
