@@ -79,14 +79,14 @@ class CanarySet:
         return Splits(train, validation, test, 2)
 
     def owners(self) -> tuple[list[str], list[str]] | None:
-        """Whose the records of D and V are, by name; None where the unit is a record."""
+        """Return whose the records of D and V are, by name; None where the unit is a record."""
         if self.each == 1:
             return None
         return [f"d{i // self.each}" for i in range(self.n * self.each)], [f"v{i}" for i in range(_HELD_OUT)]
 
 
 def audited_config(cfg: Any, epsilon: float, data: CanarySet, folder: str) -> DotMap:
-    """The config's strategy, schedule and privacy on the canary set, with a linear model whose weights hardly move.
+    """Put the config's strategy, schedule and privacy on the canary set, with a linear model whose weights hardly move.
 
     ε does not depend on the model or the learning rate; the canaries' gradients do, and stay long this way.
     """
@@ -156,7 +156,7 @@ class ObservedTraining(TrainClassifier):
         self._before = now
 
     def _last_drawn(self) -> np.ndarray:
-        """Which canaries, and what else, the newest batch holds."""
+        """Return which canaries, and what else, the newest batch holds."""
         assert self.data is not None
         return self.data.train.store.last // self.each
 
@@ -200,7 +200,7 @@ def observe(config: DotMap, data: CanarySet) -> Observed:
 
 
 def steps_taken(plan: PrivacyPlan, branch: int | None) -> tuple[PoissonGaussian, ...]:
-    """The events that the steps of each epoch are, once a release has chosen the branch."""
+    """Return the events that the steps of each epoch are, once a release has chosen the branch."""
     events = []
     for epoch in plan.shape.epochs:
         if epoch.steps and epoch.branched and branch is not None:
@@ -218,7 +218,7 @@ def _losses(weights: dict[str, Tensor], dataset: Dataset, indices: np.ndarray) -
 
 
 def audit_run(config: DotMap, data: CanarySet) -> list[Finding]:
-    """One training run; what its steps and what its final losses tell about the canaries."""
+    """Train once; say what the steps and what the final losses tell about the canaries."""
     run = observe(config, data)
     name, mu = f"run, {config['dss_args']['type']}", _claimed_mu(run.plan)
     findings = []
@@ -236,7 +236,7 @@ def audit_run(config: DotMap, data: CanarySet) -> list[Finding]:
 
 
 def step_scores(run: Observed) -> np.ndarray:
-    """The log-likelihood ratio of each canary, if every step were the charged event."""
+    """Return the log-likelihood ratio of each canary, if every step were the charged event."""
     rates, sigmas = (np.repeat([getattr(e, name) for e in run.steps], [e.count for e in run.steps])[:, None]
                      for name in ("rate", "sigma"))  # fmt: skip
     with np.errstate(over="ignore"):
@@ -257,7 +257,7 @@ def _guesses(name: str, run: Observed, scores: np.ndarray) -> Finding:
 
 
 def _curve(name: str, run: Observed, scores: np.ndarray, mu: float) -> Finding:
-    """The same guesses against the claimed μ of Gaussian DP; claim and bound are told as ε at the run's δ."""
+    """Hold the same guesses against the claimed μ of Gaussian DP; claim and bound are told as ε at the run's δ."""
     m, guesses, right = _guessed(run, scores)
     return Finding(
         name,
@@ -270,13 +270,13 @@ def _curve(name: str, run: Observed, scores: np.ndarray, mu: float) -> Finding:
 
 
 def _guessed(run: Observed, scores: np.ndarray) -> tuple[int, int, int]:
-    """Canaries, guesses, and how many of these are right. How many are made is fixed beforehand."""
+    """Count canaries, guesses, and how many of these are right. How many are made is fixed beforehand."""
     guesses = 2 * max(1, round(len(scores) * _GUESSED / 2))
     return len(scores), guesses, count_right(scores, run.included, guesses)
 
 
 def _claimed_mu(plan: PrivacyPlan) -> float | None:
-    """μ of the events on D; None where an event has no privacy loss distribution, or no μ dominates.
+    """Return μ of the events on D; None where an event has no privacy loss distribution, or no μ dominates.
 
     That a run composed otherwise (basic, or with a secret subset) claims less or more than this changes nothing: the
     events themselves are μ-GDP.
@@ -293,7 +293,7 @@ def _of_gaussian(mu: float, delta: float) -> float:
 
 
 def _trade_off(name: str, run: Observed) -> Finding:
-    """The same run, each canary a sample: independent if the noise on their coordinates and their coins are."""
+    """Take each canary of the run as a sample: independent if the noise on their coordinates and their coins are."""
     kinds = dict.fromkeys((e.sigma, e.rate) for e in run.steps)
     events = [PoissonGaussian(*kind, sum(e.count for e in run.steps if (e.sigma, e.rate) == kind)) for kind in kinds]
     # sums, not likelihood ratios: with less noise than charged those would lie far below the charged law's
@@ -303,14 +303,14 @@ def _trade_off(name: str, run: Observed) -> Finding:
 
 
 def _drawn_steps(name: str, run: Observed) -> Finding:
-    """Single steps of the run, for an auditor who knows the coins: one Gaussian event (σ) each."""
+    """Judge single steps of the run, for an auditor who knows the coins: one Gaussian event (σ) each."""
     event = PoissonGaussian(min(e.sigma for e in run.steps), 1.0)
     counts = Counts.above(0.5, run.projections[run.drawn], run.projections[:, ~run.included].ravel())
     return rates_finding(name, "one run, trade-off", [event], counts, run.plan.delta)
 
 
 def _frequency(name: str, run: Observed) -> Finding:
-    """How often the trainer drew the canaries that were in, against the rates that it was charged for."""
+    """Hold how often the trainer drew the canaries that were in against the rates that it was charged for."""
     chances = run.drawn[:, run.included]
     rate, sigma = sum(e.count * e.rate for e in run.steps) / len(chances), min(e.sigma for e in run.steps)
     event, drawn = PoissonGaussian(sigma, rate), int(chances.sum())
@@ -318,7 +318,7 @@ def _frequency(name: str, run: Observed) -> Finding:
 
 
 def _bookkeeping(name: str, run: Observed) -> Finding:
-    """What was charged is what was planned, and as many steps were taken as were charged."""
+    """Check that what was charged is what was planned, and that as many steps were taken as were charged."""
     planned, charged, taken = _counted(_on_d(run.plan)), _counted(run.charged), len(run.projections)
     violations = []
     if planned != charged:
@@ -334,7 +334,7 @@ def _bookkeeping(name: str, run: Observed) -> Finding:
 
 
 def _claim(plan: PrivacyPlan, delta: float) -> float:
-    """ε of the whole plan on D at another δ."""
+    """Return ε of the whole plan on D at another δ."""
     if plan.privacy.composition == "basic" or plan.inclusion < 1:
         return replace(plan, delta=delta).cost().training_data.epsilon
     return epsilon_at(_on_d(plan), delta)
@@ -352,7 +352,7 @@ def _counted(events: Any) -> dict[Event, int]:
 
 
 def audit_trainer(cfg: Any, epsilon: float, *, count: int) -> tuple[PrivacyPlan, list[Finding]]:
-    """The plan that a config leads to on the canary set, and what one run under it shows.
+    """Return the plan that a config leads to on the canary set, and what one run under it shows.
 
     Where the config names owners, canaries are owners of two records each.
     """

@@ -43,7 +43,7 @@ _ROUNDING = 1e-9
 
 
 def count_right(scores: np.ndarray, included: np.ndarray, guesses: int) -> int:
-    """Right guesses if the highest ``guesses/2`` scores are called in, the lowest as many out, the rest left open."""
+    """Count right guesses: the highest ``guesses/2`` scores are called in, the lowest as many out, the rest open."""
     order = np.argsort(scores, kind="stable")
     half = guesses // 2
     return int(included[order[len(order) - half :]].sum() + (~included[order[:half]]).sum())
@@ -53,7 +53,7 @@ def count_right(scores: np.ndarray, included: np.ndarray, guesses: int) -> int:
 
 
 def guessing_p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
-    """How likely ``correct`` or more right guesses are, at most, if the run is (ε, δ)-DP.
+    """Return how likely ``correct`` or more right guesses are, at most, if the run is (ε, δ)-DP.
 
     Formal guarantee: each of m canaries is in the data by its own fair coin. A guesser who sees the output of an
     (ε, δ)-DP run and guesses r coins is right v times or more with probability at most
@@ -71,7 +71,7 @@ def guessing_p_value(canaries: int, guesses: int, correct: int, epsilon: float, 
 
 
 def epsilon_from_guesses(canaries: int, guesses: int, correct: int, *, delta: float, alpha: float) -> float:
-    """A lower bound on ε at ``delta`` that is wrong with probability at most ``alpha``.
+    """Return a lower bound on ε at ``delta`` that is wrong with probability at most ``alpha``.
 
     The p-value is not monotone in ε for every input, so the bound is the smallest ε that is not rejected, found
     upwards on a grid and then by bisection: whatever is rejected below it is rejected by the theorem itself.
@@ -96,12 +96,12 @@ def epsilon_from_guesses(canaries: int, guesses: int, correct: int, *, delta: fl
 
 
 def gaussian_curve(mu: float, slack: float = SLACK) -> Least:
-    """F⁻¹ of μ-GDP. ``slack``: added to F, as in the claim that `accounting.trade_off` makes."""
+    """Return F⁻¹ of μ-GDP. ``slack``: added to F, as in the claim that `accounting.trade_off` makes."""
     return lambda p: float(ndtr(ndtri(p - slack) - mu)) if p > slack else 0.0
 
 
 def curve_of_profile(epsilons: np.ndarray, deltas: np.ndarray) -> Least:
-    """F⁻¹ where P[M(u) ∈ S] ≤ δ + e^ε·P[M(u′) ∈ S] in both directions, for some pairs with ε of any sign.
+    """Return F⁻¹ where P[M(u) ∈ S] ≤ δ + e^ε·P[M(u′) ∈ S] in both directions, for some pairs with ε of any sign.
 
     Every pair is a tangent of F; fewer of them claim less.
     """
@@ -110,7 +110,7 @@ def curve_of_profile(epsilons: np.ndarray, deltas: np.ndarray) -> Least:
 
 
 def curve_p_value(canaries: int, guesses: int, correct: int, least: Least) -> float:
-    """How likely ``correct`` or more right guesses are, at most, if the run keeps to the curve.
+    """Return how likely ``correct`` or more right guesses are, at most, if the run keeps to the curve.
 
     Formal guarantee: the theorem above; rounded up, to four digits.
     """
@@ -125,7 +125,7 @@ def curve_p_value(canaries: int, guesses: int, correct: int, least: Least) -> fl
 
 
 def mu_from_guesses(canaries: int, guesses: int, correct: int, *, alpha: float, slack: float = SLACK) -> float:
-    """A lower bound on μ of Gaussian DP, wrong with probability at most ``alpha``.
+    """Return a lower bound on μ of Gaussian DP, wrong with probability at most ``alpha``.
 
     Formal guarantee: of a run that is μ-GDP (and ``slack``) the result exceeds μ with probability at most ``alpha``:
     it is a μ that was refuted, or 0, and a larger μ allows every number of right guesses that a smaller one does.
@@ -145,7 +145,7 @@ def mu_from_guesses(canaries: int, guesses: int, correct: int, *, alpha: float, 
 
 
 def _refuted(canaries: int, guesses: int, correct: int, tail: float, least: Least) -> bool:
-    """Is it impossible that ``correct`` or more guesses are right with the probability ``tail``?"""
+    """Say whether it is impossible that ``correct`` or more guesses are right with the probability ``tail``."""
     whole = guesses / canaries * (1 + _ROUNDING)
     right, wrong = tail * correct / canaries, tail * (guesses - correct) / canaries
     for i in range(correct, 0, -1):

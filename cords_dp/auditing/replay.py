@@ -90,7 +90,7 @@ def _compare(
 
 
 def same_pools(one: Pool, two: Pool, ignored: np.ndarray) -> bool:
-    """Are all other records in both or in neither, with the same weights, chances and losses, to the last bit?"""
+    """Say whether all other records are in both or neither, with the same weights, chances and losses, bit by bit."""
 
     def parts(pool: Pool) -> list[np.ndarray]:
         order = np.argsort(pool.indices)
@@ -107,7 +107,7 @@ def same_pools(one: Pool, two: Pool, ignored: np.ndarray) -> bool:
 
 
 def _charges(plan: PrivacyPlan, real: Transcript) -> list[str]:
-    """Everything that was declared was charged, once a selection, and was drawn at least once."""
+    """Check that everything that was declared was charged, once a selection, and was drawn at least once."""
     expected = Counter((e.dataset, e.event) for e in plan.selection_entries())
     charged = Counter((e.dataset, e.event) for e in real.ledger.entries)
     merged: Counter = Counter()
@@ -122,7 +122,7 @@ def _charges(plan: PrivacyPlan, real: Transcript) -> list[str]:
 
 
 def audit_structure(plan: PrivacyPlan) -> Finding:
-    """Nothing about other records, no draw, no coin and no branch depends on the record that is zeroed."""
+    """Check that nothing about other records, no draw, no coin and no branch depends on the record that is zeroed."""
     assert plan.mechanism is not None
     worst, problems = replay_selection(plan)
     ratios = ", ".join(f"{name} {w.ratio:.3f}" for name, w in worst.items())
@@ -135,7 +135,7 @@ def audit_structure(plan: PrivacyPlan) -> Finding:
 
 
 def audit_step_replay(plan: PrivacyPlan, mode: str) -> Finding:
-    """Two neighbouring batches under the same noise: the step moves by at most one clip norm over b̄, whoever leaves."""
+    """Replay neighbouring batches under the same noise: a step moves by at most one clip norm, whoever leaves."""
     owned = plan.privacy.unit == "owner"
     x, y = _batch()
     whose = torch.tensor(_WHOSE) if owned else torch.arange(len(y))
@@ -156,7 +156,7 @@ _WHOSE = (0, 0, 0, 1, 1, 2)  # the records of `_batch`, where they have owners
 
 
 def _batch() -> tuple[torch.Tensor, torch.Tensor]:
-    """Ordinary records, one with a huge gradient, one with a tiny one, one that is not finite."""
+    """Make ordinary records, one with a huge gradient, one with a tiny one, one that is not finite."""
     generator = torch.Generator().manual_seed(1)
     x, y = torch.randn(6, 4, generator=generator), torch.arange(6) % 2
     x[1] *= LENGTH

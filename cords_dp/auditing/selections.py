@@ -52,13 +52,13 @@ def _audited(*, owned: bool) -> list[type[Mechanism]]:
 
 
 def audit_mechanism(plan: PrivacyPlan, *, draws: int) -> list[Finding]:
-    """Every release of one selection, on the neighbours that move it farthest."""
+    """Audit every release of one selection, on the neighbours that move it farthest."""
     worst = worst_pairs(plan)
     return [_audit_release(plan, r, worst.get(r.name), draws) for r in plan.releases() if r.event is not None]
 
 
 def worst_pairs(plan: PrivacyPlan) -> dict[str, Worst]:
-    """The neighbours that move each release farthest, in up to four selections: some noise leaves nobody to move."""
+    """Find the neighbours that move each release farthest, in up to four selections: some noise leaves few to move."""
     worst: dict[str, Worst] = {}
     for _ in range(_SELECTIONS):
         for name, found in replay_selection(plan)[0].items():  # what went wrong is `audit_structure`'s to tell
@@ -89,7 +89,7 @@ def _audit_release(plan: PrivacyPlan, release: Release, worst: Worst | None, dra
 
 
 def _releases(plan: PrivacyPlan, release: Release, generators: dict[str, Any]) -> Recorder:
-    """The package's own `Releases` for one draw; what is charged is checked elsewhere."""
+    """Return the package's own `Releases` for one draw; what is charged is checked elsewhere."""
     return Recorder([release], charge=lambda *_: None, generators=generators, secure=plan.privacy.secure_noise)
 
 
@@ -101,7 +101,7 @@ def _generators() -> dict[str, Any]:
 
 
 def _projected(plan: PrivacyPlan, release: Release, worst: Worst, draws: int, copies: int) -> Counts:
-    """Where the noisy output lies along the line between the neighbours, with ``copies`` of the record and without."""
+    """Count where noisy outputs lie on the line between the neighbours, with ``copies`` of the record and without."""
     other, generators = worst.without.values, _generators()
     direction = worst.with_record.values - other
     group = replace(worst.with_record, values=other + copies * direction)
@@ -117,7 +117,7 @@ def _projected(plan: PrivacyPlan, release: Release, worst: Worst, draws: int, co
 
 
 def _audit_picks(plan: PrivacyPlan, release: Release, target: str, draws: int) -> Finding:
-    """One pick of two records whose scores lie g·Δ apart: it falls on the higher with odds e^(g·ε₀/2).
+    """Audit one pick of two records whose scores lie g·Δ apart: it falls on the higher with odds e^(g·ε₀/2).
 
     The odds show ε₀, whatever else the selection does: the claim is that of the whole event with the charged ε₀.
     """

@@ -69,21 +69,21 @@ class AuditedSteps:
 
 
 def audit_step(plan: PrivacyPlan, mode: str, *, steps: int) -> Finding:
-    """The step given that the record was drawn: a Gaussian event (σ) and the hardest test of σ and clipping."""
+    """Audit the step given that the record was drawn: a Gaussian event (σ) and the hardest test of σ and clipping."""
     copies = max(1, min(8, round(plan.sigma)))
     inside, outside = _samples(plan, mode, 1.0, steps, copies)
     return _finding(f"step, record drawn ({mode})", plan, PoissonGaussian(plan.sigma, 1.0), inside, outside, copies)
 
 
 def audit_sampled_step(plan: PrivacyPlan, mode: str, *, steps: int) -> Finding:
-    """The step as it is charged: the event (q, σ), batches by the real sampler."""
+    """Audit the step as it is charged: the event (q, σ), batches by the real sampler."""
     inside, outside = _samples(plan, mode, plan.shape.rate, steps)
     event = PoissonGaussian(plan.sigma, plan.shape.rate)
     return _finding(f"step at its rate ({mode})", plan, event, inside, outside)
 
 
 def _samples(plan: PrivacyPlan, mode: str, rate: float, steps: int, copies: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """Projections of steps on canaries that were in and on canaries that were null.
+    """Return projections of steps on canaries that were in and on canaries that were null.
 
     Every step has 128 canaries (or groups of so many copies), each in by a fair coin. In a sound build coins and
     coordinates of the noise are independent, hence so are the samples. Where the unit is an owner, a canary is one.
@@ -133,7 +133,7 @@ def audit_rate(plan: PrivacyPlan, *, steps: int) -> Finding:
 
 
 def audit_training(epsilon: float, *, trainings: int, delta: float = 1e-3) -> Finding:
-    """End to end: a logistic model trained on eight records, and on the same with one of them null, many times over.
+    """Audit from end to end: train a logistic model on eight records, and with one of them null, many times over.
 
     The statistic is where the final weights lie along the record's gradient; the claim is that of all steps composed.
     """

@@ -33,7 +33,7 @@ class Counts:
 
     @classmethod
     def above(cls, threshold: float, with_record: np.ndarray, without: np.ndarray) -> Counts:
-        """The test "the statistic exceeds a threshold", which must have been fixed before the samples were drawn."""
+        """Count for the test "the statistic exceeds a threshold", which was fixed before the samples were drawn."""
         hits, false = int((with_record > threshold).sum()), int((without > threshold).sum())
         return cls(hits, len(with_record), false, len(without))
 
@@ -52,7 +52,7 @@ class Counts:
 
 
 def least_share(found: int, total: int, alpha: float) -> float:
-    """Clopper–Pearson: the chance of what was found so often is lower with probability at most ``alpha``."""
+    """Bound a chance from below (Clopper–Pearson); it is lower with probability at most ``alpha``."""
     return float(beta.ppf(alpha, found, total - found + 1)) if found else 0.0
 
 
@@ -91,7 +91,7 @@ def frequency_finding(
 
 
 def epsilon_of_rates(counts: Counts, *, delta: float, alpha: float) -> float:
-    """A lower bound on ε at ``delta`` that holds for every mechanism; wrong with probability at most ``alpha``.
+    """Return a lower bound on ε at ``delta`` that holds for every mechanism; wrong with probability at most ``alpha``.
 
     (ε, δ)-DP means TPR ≤ e^ε·FPR + δ and 1−FPR ≤ e^ε·(1−TPR) + δ. Each rate is bounded at alpha/2.
     """
@@ -103,7 +103,7 @@ def epsilon_of_rates(counts: Counts, *, delta: float, alpha: float) -> float:
 def epsilon_of_events(
     events: Sequence[PoissonGaussian], counts: Counts, *, delta: float, alpha: float, copies: int = 1
 ) -> float:
-    """ε at ``delta`` of the events with the most noise that the test does not refute.
+    """Return ε at ``delta`` of the events with the most noise that the test does not refute.
 
     ``copies``: the test told a group of so many equal records from none, under one event at rate 1. Noise for one is
     noise for a group at a multiple of the distance, where the same number of samples shows far more.
@@ -128,7 +128,7 @@ def scaled(events: Sequence[PoissonGaussian], factor: float) -> list[PoissonGaus
 
 
 def _closed_form(event: PoissonGaussian, power: float, level: float) -> float:
-    """By Neyman–Pearson the best test of N(0,σ²) against (1−q)N(0,σ²) + qN(1,σ²) is a threshold."""
+    """Invert the best test of N(0,σ²) against (1−q)N(0,σ²) + qN(1,σ²), by Neyman–Pearson a threshold."""
     share = (power - (1 - event.rate) * level) / event.rate  # the power given that the record was drawn
     if share >= 1:
         return 0.0
@@ -137,7 +137,7 @@ def _closed_form(event: PoissonGaussian, power: float, level: float) -> float:
 
 
 def _allowed(events: Sequence[PoissonGaussian], power: float, level: float) -> bool:
-    """Does the composition of the events allow such a test? Its PLD bounds TPR − e^ε·FPR by δ(ε), for every ε."""
+    """Say whether the events' composition allows such a test: its PLD bounds TPR − e^ε·FPR by δ(ε), for every ε."""
     epsilons = np.linspace(-4.0, 8.0, 97)
     deltas = np.asarray(composed(events).get_delta_for_epsilon(epsilons))
     forward = power - np.exp(epsilons) * level
@@ -146,7 +146,7 @@ def _allowed(events: Sequence[PoissonGaussian], power: float, level: float) -> b
 
 
 def _scale(allowed: Callable[[float], bool]) -> float:
-    """The largest factor of the noise at which the test is still allowed; less noise allows more."""
+    """Find the largest factor of the noise at which the test is still allowed; less noise allows more."""
     low, high = _LEAST_NOISE, 64.0
     if allowed(high):
         return math.inf

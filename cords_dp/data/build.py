@@ -106,7 +106,7 @@ def _built(cfg: Mapping[str, Any], rng: np.random.Generator, share: Share) -> Sp
 def _split(
     labels: np.ndarray, section: Mapping[str, Any], rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Indices of training, validation and testing records, after the imbalance that the config asks for."""
+    """Return indices of training, validation and testing records, after the imbalance that the config asks for."""
     feature = feature_of(section)
     everything = np.arange(len(labels))
     if feature == "mildimb":
@@ -127,7 +127,7 @@ def _split(
 def _shifted(
     labels: np.ndarray, train: np.ndarray, section: Mapping[str, Any], classes: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The training rows that are kept and all labels, some wrong in the training set; validation stays as it is."""
+    """Return the training rows that are kept, and all labels, some wrong in the training set and none in validation."""
     kept = train[keep_share(labels[train], section.get("cut_classes") or (), float(section.get("cut_share") or 1), rng)]
     share, kind = float(section.get("label_noise") or 0.0), section.get("label_noise_kind") or "pair"
     noisy = labels.copy()
@@ -136,7 +136,7 @@ def _shifted(
 
 
 def _digits() -> RawData:
-    """scikit-learn's 8×8 digits; the publisher's order, the last fifth for testing. Pixels are 0…16.
+    """Return scikit-learn's 8×8 digits; the publisher's order, the last fifth for testing. Pixels are 0…16.
 
     Its file is read here: importing scikit-learn takes as long as training on it.
     """
@@ -168,7 +168,7 @@ _PLACES = ("datadir", "cache")  # where files lie says nothing about what is in 
 
 
 def data_binding(config: Mapping[str, Any], seed: int | None, data: Splits, *, built: bool = False) -> str:
-    """A digest of the dataset section, the seed of the split, and which rows are in D and in V.
+    """Return a digest of the dataset section, the seed of the split, and which rows are in D and in V.
 
     Nothing about the records themselves goes in: a digest of private values could be tried out. So of datasets that the
     user hands over without saying which rows of what they are, only the kind and the size are known. ``built``: the
@@ -187,12 +187,12 @@ def data_binding(config: Mapping[str, Any], seed: int | None, data: Splits, *, b
 
 
 def _named(key: str, value: Any) -> Any:
-    """A file by its name, since it may be moved; what a source says about it is in its card."""
+    """Return a file by its name, since it may be moved; what a source says about it is in its card."""
     return PurePath(value).name if isinstance(value, str) and key.endswith(("path", "schema", "labels")) else value
 
 
 def described_rows(config: Mapping[str, Any], rows: np.ndarray | None, picked: list[int]) -> dict[str, Any]:
-    """Some records of D by their rows, and a sentence that says which rows these are."""
+    """Name some records of D by their rows, and say which rows these are."""
     name, section = dataset_name(config), config["dataset"]
     refuse_telling_rows(section)
     if rows is None:
@@ -211,7 +211,7 @@ def described_rows(config: Mapping[str, Any], rows: np.ndarray | None, picked: l
 
 
 def readable(data: Splits, config: Mapping[str, Any], *, private: bool, own: bool) -> Splits:
-    """A private run's records by themselves; ``own``: the user's, which are checked."""
+    """Make a private run's records readable, each by itself; ``own``: the user's, which are checked."""
     regression = bool(config["is_reg"])
     if private:
         data = padded_splits(data, config)
@@ -225,7 +225,7 @@ def readable(data: Splits, config: Mapping[str, Any], *, private: bool, own: boo
 
 
 def describe_padding(config: Mapping[str, Any]) -> list[str]:
-    """What a user of texts should know about `readable`."""
+    """Say what a user of texts should know about `readable`."""
     if not is_text(config):
         return []
     return [f"Every record is cut or filled up to {public_length(config)} words (dataset.max_length)."]

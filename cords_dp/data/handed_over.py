@@ -55,7 +55,7 @@ def _owned(records: RecordSet, found: tuple[np.ndarray, Owners]) -> RecordSet:
 
 
 def as_records(dataset: Any) -> RecordSet:
-    """The dataset as a record set: itself, if it is one."""
+    """Return the dataset as a record set: itself, if it is one."""
     return dataset if isinstance(dataset, RecordSet) else RecordSet(DatasetStore(dataset))
 
 
@@ -86,7 +86,7 @@ class DatasetStore(Store):
         return own(column)
 
     def binding(self, rows: np.ndarray, *, built: bool) -> list[Any]:
-        """By kind and size alone where nothing more is known; of a set from the config, ``rows`` are its file's."""
+        """Bind by kind and size alone where nothing more is known; in a set from the config ``rows`` are its file's."""
         size, dataset = len(self), self.dataset
         if built and hasattr(dataset, "rows"):
             return ["rows", size, digest_of_rows(np.asarray(dataset.rows))]
@@ -135,7 +135,7 @@ def checked_splits(
     without_validation: bool = False,
     private_test: bool = False,
 ) -> Splits:
-    """The same sets, checked by what is public of them; a private run's D and V are guarded record by record.
+    """Check sets by what is public of them; guard a private run's D and V record by record.
 
     Without a test set (None), V stands in its place. ``without_validation``: V may be empty, since nothing reads it.
     ``private_test``: the test set is guarded as D is.
@@ -163,7 +163,7 @@ def checked_splits(
 
 
 def _checked_regression(data: Splits, may_be_empty: Sequence[str], open_sets: Sequence[str]) -> Splits:
-    """Targets are real numbers, as many for every record; one that is not finite makes its record contribute zero."""
+    """Check targets: real numbers, as many a record; one that is not finite makes its record contribute zero."""
     shapes, parts = set(), []
     for name, part in zip(_NAMES, data[:3], strict=True):
         records, _, y = _checked_schema(name, part, guarded=name not in open_sets, may_be_empty=may_be_empty)
@@ -180,7 +180,7 @@ def _checked_regression(data: Splits, may_be_empty: Sequence[str], open_sets: Se
 def _checked_schema(
     name: str, dataset: Any, *, guarded: bool, may_be_empty: Sequence[str]
 ) -> tuple[RecordSet, Tensor, Tensor]:
-    """The set and its first record, of which the shape and the types are looked at, and no value."""
+    """Return the set and its first record, of which the shape and the types are looked at, and no value."""
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise DataError(f"{name} is no dataset: it needs a length and records by index")
     records = as_records(dataset)
@@ -195,7 +195,7 @@ def _checked_schema(
 
 
 def _check_targets(name: str, records: RecordSet, classes: int) -> None:
-    """Labels of a set that is not private, where it lists them."""
+    """Check the labels of a set that is not private, where it lists them."""
     try:
         labels = torch.as_tensor(records.store.listed_labels())
         labels = labels[torch.from_numpy(records.rows)] if labels.dim() == 1 else labels

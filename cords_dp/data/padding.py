@@ -30,7 +30,7 @@ Collate = Callable[[list[Any]], Any]
 
 
 def padded_splits(data: Splits, config: Mapping[str, Any]) -> Splits:
-    """The same sets with records of one length, where they are text or the config names a collate function."""
+    """Bring records to one length, where they are text or the config names a collate function."""
     collate = config["dataloader"].get("collate_fn") or None
     if not (is_text(config) or collate):
         return data
@@ -44,7 +44,7 @@ def padded(dataset: Any, length: int | None, collate: Collate | None = None) -> 
 
 
 def is_text(config: Mapping[str, Any]) -> bool:
-    """Are records rows of words? Texts of one's own are read by a source, which gives them their length."""
+    """Say whether records are rows of words. Texts of one's own are read by a source, which gives them their length."""
     name = config["dataset"].get("name")
     return name in TEXT_SETS or (config["dataset"].get("type") == "text" and find_source(name) is None)
 

@@ -82,7 +82,7 @@ def check_dataset(cfg: Mapping[str, Any], *, private: bool) -> None:
 
 
 def public_facts(cfg: Mapping[str, Any]) -> Facts | None:
-    """What is public of a set before it is read; None for one whose records have to be looked at."""
+    """Return what is public of a set before it is read; None for one whose records have to be looked at."""
     name = dataset_name(cfg)
     if (source := find_source(name)) is not None:
         return source.facts(cfg["dataset"])
@@ -95,7 +95,7 @@ def public_facts(cfg: Mapping[str, Any]) -> Facts | None:
 
 
 def _why_not(name: str) -> str:
-    """The reason why a set cannot be read privately."""
+    """Return the reason why a set cannot be read privately."""
     if name in _STANDARDISED:
         return "CORDS standardises it with statistics of the training records, which no budget pays for"
     if name == "boston":
@@ -105,7 +105,7 @@ def _why_not(name: str) -> str:
 
 
 def has_classes(cfg: Mapping[str, Any]) -> bool:
-    """Is it a set whose labels are known to be classes?"""
+    """Say whether it is a set whose labels are known to be classes."""
     facts = public_facts(cfg)
     if facts is not None:
         return bool(facts.classes)
@@ -113,7 +113,7 @@ def has_classes(cfg: Mapping[str, Any]) -> bool:
 
 
 def _check_built(section: Mapping[str, Any], name: str, feature: Any) -> None:
-    """The rest of the section, for a set that is built here. Its sizes are public, so they are checked now."""
+    """Check the rest of the section, for a set that is built here. Its sizes are public, so they are checked now."""
     info = DATASETS[name]
     if feature not in FEATURE_NAMES:
         raise ConfigError("dataset.feature", feature, f"must be one of {', '.join(FEATURE_NAMES)}")
@@ -157,7 +157,7 @@ def splits_off_validation(cfg: Mapping[str, Any]) -> bool:
 
 
 def for_testing(section: Mapping[str, Any], total: int) -> int:
-    """Training records that serve as the test set, for choosing settings: the published test set stays unseen."""
+    """Count the training records that serve as the test set, for choosing settings without the published test set."""
     return int(total * (section.get("test_from_train") or 0.0))
 
 
@@ -175,7 +175,7 @@ def _check_shift(section: Mapping[str, Any], classes: int) -> None:
 
 
 def known_sizes(cfg: Mapping[str, Any]) -> tuple[int, int] | None:
-    """(n, |V|) where the config alone tells them; None where the data must be counted, also for a private test set."""
+    """Return (n, |V|) where the config alone tells them; None where data, or a private test set, must be counted."""
     name, section = dataset_name(cfg), cfg["dataset"]
     if name not in DATASETS or feature_of(section) != "dss" or section.get("test") == PRIVATE:
         return None
@@ -216,7 +216,7 @@ def _read_from_class_folders(section: Mapping[str, Any]) -> bool:
 
 
 def _cut_by(section: Mapping[str, Any]) -> str | None:
-    """The key by which records are left out of D for what they hold."""
+    """Return the key by which records are left out of D for what they hold."""
     if feature_of(section) in ("classimb", "mildimb"):
         return "feature"
     return next((key for key in ("cut_classes", "cut_column") if section.get(key)), None)

@@ -25,7 +25,7 @@ _TRIED_TWICE = 8  # records, to see whether they change from one reading to the 
 
 
 def readable(records: RecordSet) -> RecordSet:
-    """The set, guarded against records that cannot be read. Stores of our own read every record."""
+    """Return the set, guarded against records that cannot be read. Stores of our own read every record."""
     guarded = records.store.may_fail and len(records.store)  # a part may have none
     return records.with_store(ReadableStore(records.store)) if guarded else records
 
@@ -63,7 +63,7 @@ class ReadableStore(StoreAround):
         return (x, y) if self.vocabulary is None else self._without_strange_words(x, y, self.vocabulary)
 
     def unreadable(self) -> list[int]:
-        """The rows that contribute nothing because they cannot be read, or have another shape."""
+        """Return the rows that contribute nothing because they cannot be read, or have another shape."""
         found = ((row, self._alone(row)) for row in range(len(self)))
         return [row for row, record in found if record is None or not self._fits(*record)]
 
@@ -74,7 +74,7 @@ class ReadableStore(StoreAround):
         return not torch.equal(self.read(few)[0].nan_to_num(), self.read(few)[0].nan_to_num())
 
     def _each_alone(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
-        """The records one by one, those that cannot be read or do not fit as null."""
+        """Read the records one by one, those that cannot be read or do not fit as null."""
         alone = [self._alone(int(row)) for row in rows]
         records = [record if record is not None and self._fits(*record) else self._null for record in alone]
         of_x, of_y = self._null
@@ -97,7 +97,7 @@ class ReadableStore(StoreAround):
         return self._found(np.array([row]))
 
     def _found(self, rows: np.ndarray) -> tuple[Tensor, Tensor] | None:
-        """Records, labels as signed whole numbers; None if any cannot be read."""
+        """Read records, with labels as signed whole numbers; None if any cannot be read."""
         try:
             x, y = self.source.read(rows)
         except (Exception, SystemExit, GeneratorExit):  # what it says might tell what is in a record
@@ -119,7 +119,7 @@ def limit_words(data: Splits, model: nn.Module) -> None:
 
 
 def known_words(model: nn.Module, record: Tensor) -> Tensor | None:
-    """How many words the model knows at each place of a record, tried on made-up records; 0 where any number will do.
+    """Return how many words the model knows at each place, tried on made-up records; 0 where any number will do.
 
     None if the model looks nothing up.
     """

@@ -17,7 +17,7 @@ CLASS_SHARES = (0.1, 0.6, 0.9)
 
 
 def mild_imbalance(labels: np.ndarray, keep_range: tuple[float, float], rng: np.random.Generator) -> np.ndarray:
-    """Indices of a variant in which each class keeps a share drawn uniformly from ``keep_range``."""
+    """Return indices of a variant in which each class keeps a share drawn uniformly from ``keep_range``."""
     kept = []
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)
@@ -27,7 +27,7 @@ def mild_imbalance(labels: np.ndarray, keep_range: tuple[float, float], rng: np.
 
 
 def cut_classes(labels: np.ndarray, ratio: float, rng: np.random.Generator) -> np.ndarray:
-    """CORDS' ``classimb``: a share ``ratio`` of the classes is cut to a tenth of the smallest class."""
+    """Cut classes as CORDS' ``classimb`` does: a share ``ratio`` of them to a tenth of the smallest class."""
     classes, counts = np.unique(labels, return_counts=True)
     remaining = max(1, int(counts.min() * CUT_SHARE))
     cut = rng.choice(classes, size=int(ratio * len(classes)), replace=False)
@@ -39,7 +39,7 @@ def cut_classes(labels: np.ndarray, ratio: float, rng: np.random.Generator) -> n
 
 
 def keep_share(labels: np.ndarray, classes: Sequence[int], share: float, rng: np.random.Generator) -> np.ndarray:
-    """Indices of a variant in which some classes keep a share of their records."""
+    """Return indices of a variant in which some classes keep a share of their records."""
     dropped = [
         rng.choice(members, size=len(members) - max(1, round(share * len(members))), replace=False)
         for members in (np.flatnonzero(labels == label) for label in classes)
@@ -49,19 +49,19 @@ def keep_share(labels: np.ndarray, classes: Sequence[int], share: float, rng: np
 
 
 def wrong_labels(labels: np.ndarray, share: float, kind: str, classes: int, rng: np.random.Generator) -> np.ndarray:
-    """Labels of which a share is moved to the next class (``pair``) or drawn anew (``random``)."""
+    """Move a share of the labels to the next class (``pair``) or draw them anew (``random``)."""
     moved = rng.random(len(labels)) < share
     other = (labels + 1) % classes if kind == "pair" else rng.integers(0, classes, len(labels))
     return np.where(moved, other, labels)
 
 
 def inverted(images: np.ndarray) -> np.ndarray:
-    """Black for white: the same classes from another source."""
+    """Turn black into white: the same classes from another source."""
     return 255 - images if images.dtype == np.uint8 else images.max() + images.min() - images
 
 
 def turned(images: np.ndarray) -> np.ndarray:
-    """A quarter turn of square images, given as (n, C, H, W) or as flat rows."""
+    """Turn square images by a quarter, given as (n, C, H, W) or as flat rows."""
     side = round(images.shape[1] ** 0.5) if images.ndim == 2 else images.shape[-1]
     return np.rot90(images.reshape(len(images), -1, side, side), axes=(2, 3)).reshape(images.shape)
 

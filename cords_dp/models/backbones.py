@@ -44,7 +44,7 @@ def check_features(section: Mapping[str, Any]) -> None:
 def build_features(
     section: Mapping[str, Any], input_shape: Sequence[int], constants: PixelConstants | None
 ) -> Features | None:
-    """The features that a config names, for records of this shape. ``constants``: their pixels', if known."""
+    """Build the features that a config names, for records of this shape. ``constants``: their pixels', if known."""
     check_features(section)
     name = section.get("features")
     if name is None:
@@ -88,7 +88,7 @@ def _check_torchvision(name: str, what: str, weights: Any) -> None:
 def _torchvision_features(
     name: str, what: str, weights: Any, input_shape: Sequence[int], constants: PixelConstants | None
 ) -> FrozenFeatures:
-    """The input of the network's last linear layer, on images of 224×224, minus its own mean."""
+    """Return the input of the network's last linear layer, on images of 224×224, minus its own mean."""
     if len(input_shape) != 3 or input_shape[0] not in (1, 3):
         raise ConfigError("model.features", name, f"is for images, not for records of shape {tuple(input_shape)}")
     from torchvision import models as networks
@@ -118,7 +118,7 @@ class _Centred(nn.Module):
 
 
 def _prepared(images: Tensor, constants: PixelConstants | None) -> Tensor:
-    """Images as the network knows them: ImageNet's constants in place of the dataset's, in colour, of its size."""
+    """Prepare images as the network knows them: by ImageNet's constants, in colour, of its size."""
     if constants is not None:
         images = images * _by_channel(constants.std, images) + _by_channel(constants.mean, images)
     images = images.expand(-1, 3, -1, -1)

@@ -68,7 +68,7 @@ def build_model(
 
 
 def _built(name: str, builder: ModelBuilder, args: Mapping[str, Any], own: Mapping[str, Any]) -> nn.Module:
-    """``builder`` with arguments and with ``model.args``; what it cannot use is told as the config's mistake."""
+    """Call ``builder`` with arguments and with ``model.args``; what it cannot use is told as the config's mistake."""
     parameters = inspect.signature(builder).parameters
     if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         for key in own:
@@ -110,7 +110,7 @@ def check_outputs(model: nn.Module, record: torch.Tensor, wanted: int) -> None:
 
 
 def _predicted(model: nn.Module, record: torch.Tensor) -> torch.Tensor:
-    """What the model, in evaluation mode, makes of zeros."""
+    """Return what the model, in evaluation mode, makes of zeros."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     with torch.no_grad():
         return model.eval()(torch.zeros_like(record, device=device)[None])
@@ -162,7 +162,7 @@ def _build_cords(name: str, section: Mapping[str, Any], classes: int, shape: Seq
 
 
 def _fit_images(model: nn.Module, shape: Sequence[int]) -> None:
-    """What CORDS' train loop does to ImageNet's stem for small images; and a last layer as wide as its input.
+    """Do what CORDS' train loop does to ImageNet's stem for small images; make the last layer as wide as its input.
 
     The ResNets of CORDS' wheel are made for images of 32×32: those of 64×64 leave four times as many features.
     """
@@ -178,7 +178,7 @@ def _fit_images(model: nn.Module, shape: Sequence[int]) -> None:
 
 
 def _width_at(model: nn.Module, layer: nn.Module, shape: Sequence[int]) -> int | None:
-    """How many numbers reach a layer, tried on zeros."""
+    """Count the numbers that reach a layer, tried on zeros."""
     seen: list[int] = []
     handle = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[-1]))
     with contextlib.suppress(RuntimeError), torch.no_grad():
@@ -213,7 +213,7 @@ def register_model(name: str, builder: ModelBuilder, *, force: bool = False) -> 
 
 
 def model_names() -> list[str]:
-    """Every name that ``model.architecture`` may have."""
+    """List every name that ``model.architecture`` may have."""
     return sorted({*_OURS, *_BUILDERS, *_cords_names()})
 
 
@@ -236,7 +236,7 @@ def check_model(cfg: Mapping[str, Any], *, own_data: bool = False) -> None:
 
 
 def class_count(section: Mapping[str, Any], of_data: int | None) -> int | None:
-    """How many classes the model tells apart, which must be those of the data; None where nobody says."""
+    """Return how many classes the model tells apart, which must be those of the data; None where nobody says."""
     counts = {f"model.{key}": section[key] for key in ("numclasses", "num_classes") if section.get(key) is not None}
     for key, count in counts.items():
         if of_data is not None and count != of_data:
@@ -247,12 +247,12 @@ def class_count(section: Mapping[str, Any], of_data: int | None) -> int | None:
 
 
 def is_registered(name: Any) -> bool:
-    """Is it one of ours, or a third party's? The others are CORDS'."""
+    """Say whether it is one of ours, or a third party's. The others are CORDS'."""
     return name in _BUILDERS or name in _OURS
 
 
 def builder_of(name: str) -> ModelBuilder:
-    """What builds a model that is registered."""
+    """Return what builds a model that is registered."""
     if name not in _BUILDERS:
         _BUILDERS[name] = getattr(importlib.import_module(f"cords_dp.models.{_OURS[name][0]}"), name)
     return _BUILDERS[name]

@@ -124,7 +124,7 @@ class LinearHead(_Head):
         return self.rows(x)
 
     def stored_rows(self, x: Tensor) -> HalfRows | None:
-        """Ready features in half precision, to be read where they lie; None if ``x`` is something else."""
+        """Return ready features in half precision, to be read where they lie; None if ``x`` is something else."""
         transform = getattr(self, "input_transform", None)
         ready = transform is not None and tuple(x.shape[1:]) != transform.input_shape
         if not (ready and x.dtype == torch.float16 and x.device.type == self.linear.weight.device.type == "cpu"):

@@ -99,7 +99,7 @@ def _keep_names(model: nn.Module) -> None:
 
 
 def _twice_named(model: nn.Module, prefix: str) -> list[tuple[str, str]]:
-    """(Opacus' name, torch's name) of each weight that has both."""
+    """List (Opacus' name, torch's name) of each weight that has both."""
     layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, DPLSTM)]
     starts = [(f"{prefix}{name}." if name else prefix, layer) for name, layer in layers]
     return [(start + own, start + usual) for start, layer in starts for own, usual in layer.old_to_new.items()]

@@ -35,7 +35,7 @@ class Whitening(NamedTuple):
 
 
 def whitening(maps: Tensor) -> Whitening:
-    """Of maps N×channels×H×W of made-up images; their positions count as samples."""
+    """Fit the whitening of maps N×channels×H×W of made-up images; their positions count as samples."""
     samples = maps.permute(0, 2, 3, 1).flatten(0, 2).double()
     mean, std = samples.mean(dim=0), samples.std(dim=0).clamp_min(1e-6)
     standardised = (samples - mean) / std
@@ -45,7 +45,7 @@ def whitening(maps: Tensor) -> Whitening:
 
 
 def remembered_whitening(name: str, channels: int, made_up_maps: Callable[[], Tensor]) -> Whitening:
-    """The whitening of that name from this machine's cache, or fitted: it takes seconds, and a prediction should not.
+    """Return the whitening of that name from this machine's cache, or fit it, which takes seconds.
 
     What is kept follows from public constants. A forged file costs accuracy only: whatever the matrix, a row is a
     function of one image, and a head clips by the lengths that rows really have.
@@ -62,7 +62,7 @@ def remembered_whitening(name: str, channels: int, made_up_maps: Callable[[], Te
 
 
 def _kept(path: Path, channels: int) -> Whitening | None:
-    """None for a file that is no whitening of so many channels, which is then made again."""
+    """Read a kept whitening; None for a file that is no whitening of so many channels, which is then made again."""
     try:
         with np.load(path, allow_pickle=False) as stored:
             mean, matrix = stored["mean"], stored["matrix"]

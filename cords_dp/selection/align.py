@@ -93,7 +93,7 @@ class Align(DrawsFromAll):
 
     @classmethod
     def as_default(cls, keys: Mapping[str, Any]) -> Mapping[str, Any]:
-        """CRAIG's and GradMatch's ways of grouping records (PerBatch, PerClass, …) say nothing about `align`."""
+        """Leave out CRAIG's and GradMatch's ways of grouping records (PerBatch, PerClass, …), unused here."""
         return {key: value for key, value in keys.items() if key != "selection_type"}
 
     def check(self, privacy: PrivacySettings, subset: SubsetSettings) -> None:
@@ -101,7 +101,7 @@ class Align(DrawsFromAll):
         self.refuse_basic_composition(privacy)
 
     def schedule(self, sizes: Sizes, subset: SubsetSettings, epochs: int) -> tuple[EpochPlan, ...]:
-        """Labels before the first epoch of its own, then looks; from the first look on the branch decides."""
+        """Count labels before the first epoch of its own, then look; from the first look on the branch decides."""
         first = int(subset.kappa * epochs) + 1
         looks = [e for e in range(first + 1, epochs + 1) if (e - 1) % subset.select_every == 0][: self.looks]
         plain = subset_schedule(
@@ -186,12 +186,12 @@ class AlignSelector:
     # -- records --------------------------------------------------------------------------------------
 
     def _groups(self, sigma: float) -> int:
-        """Columns of the table: every predicted class, or right and wrong where cells would be mostly noise."""
+        """Return columns of the table: every predicted class, or right and wrong where cells would be mostly noise."""
         classes = self.context.num_classes
         return classes if self.context.plan.shape.n >= _RECORDS_PER_CELL * sigma * classes**2 else 2
 
     def _cells(self, labels: np.ndarray, predicted: np.ndarray, groups: int) -> np.ndarray:
-        """The cell of each record, −1 for none: a function of that record and of released weights."""
+        """Return the cell of each record, −1 for none: a function of that record and of released weights."""
         classes = self.context.num_classes
         group = np.zeros_like(labels) if groups == 1 else predicted if groups == classes else labels != predicted
         return np.where(labels >= 0, labels * groups + group, -1)
@@ -206,7 +206,7 @@ class AlignSelector:
         return Pool(everyone, chances=chances, branch=self._branch or 0, likelihood=likelihood, predicted=predicted)
 
     def _chances_by_prediction(self) -> np.ndarray:
-        """The chance of a record by its label and predicted class, whatever the columns of the table are."""
+        """Return the chance of a record by its label and predicted class, whatever the columns of the table are."""
         assert self._chances is not None
         classes, groups = self.context.num_classes, self._chances.shape[1]
         labels, predicted = np.indices((classes, classes)).reshape(2, -1)
@@ -241,7 +241,7 @@ class AlignSelector:
     def _drawn(
         self, shares: np.ndarray, wanted: np.ndarray, options: Sequence[tuple[float, float]]
     ) -> tuple[int, np.ndarray]:
-        """The branch and each cell's chance there."""
+        """Return the branch and each cell's chance there."""
         if self.mechanism.correction == "loss":
             return 0, np.ones_like(wanted)
         return best_branch(shares, wanted, options)

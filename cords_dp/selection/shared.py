@@ -26,7 +26,7 @@ def _score(key: str, value: Any) -> Any:
 
 
 def _selection_type(key: str, value: Any) -> Any:
-    """CORDS' ``selection_type``: what has a proved sensitivity."""
+    """Check CORDS' ``selection_type``: only what has a proved sensitivity passes."""
     if value not in ("Supervised", "PerClass"):
         fix = "no sensitivity is proved for it under differential privacy; use 'Supervised'"
         raise ConfigError(key, value, fix)
@@ -80,7 +80,7 @@ class ReleasedSubset:
 
 
 def validation_gradient(name: str, noise: SelectionNoise, privacy: PrivacySettings, count: int = 1) -> Release:
-    """The clipped gradient sum of V, released ``count`` times in a selection."""
+    """Declare the clipped gradient sum of V, released ``count`` times in a selection."""
     clip = privacy.validation_clip
     words = f"the validation gradient; {clip:g} (clip norm)"
     return Release(name, VALIDATION_DATA, _on_validation(noise, count), clip, words)

@@ -319,7 +319,7 @@ class Choice:
 
 
 def experiment_jobs(name: str, preset: str, choice: Choice = Choice()) -> list[Job]:
-    """The runs of an experiment."""
+    """List the runs of an experiment."""
     experiment, scale = EXPERIMENTS[name], EXPERIMENTS[name].scales[preset]
     scale = replace(
         scale,
@@ -409,6 +409,6 @@ def _set_apart(experiment: Experiment, dataset: str, strategy: str) -> float | N
 
 
 def gains_config(preset: str, choice: Choice = Choice()) -> DotMap:
-    """The config of the gains figure, which is one short run and not a sweep."""
+    """Return the config of the gains figure, which is one short run and not a sweep."""
     job = experiment_jobs("gains", preset, replace(choice, methods=(), seeds=1))[0]
     return DotMap(dict(job.config))

@@ -95,7 +95,7 @@ def _short_run(cfg: DotMap, out: Path, epochs: int) -> DotMap:
 
 
 def _exact_gains(trainer: TrainClassifier) -> np.ndarray:
-    """⟨clip₁(g_j), v/‖v‖⟩ for every record at the trained model."""
+    """Compute ⟨clip₁(g_j), v/‖v‖⟩ for every record at the trained model."""
     data, model = trainer.data, trainer.model
     assert data is not None
     assert model is not None

@@ -153,15 +153,15 @@ class GroupRates(LabelMechanism):
 
 
 def group_concentrations(shares: np.ndarray, ratio: np.ndarray, highest: float) -> np.ndarray:
-    """How many times as often as uniformly each class is drawn: in proportion to the ratio, up to the highest, and
-    such that a batch has its expected size."""
+    """Return how many times as often as uniformly each class is drawn: in proportion to the ratio, up to the highest,
+    and such that a batch has its expected size."""
     reachable = min(1.0, highest * float(shares[ratio > 0].sum()))
     scale = rising(lambda x: float((shares * np.minimum(highest, x * ratio)).sum()), (1 - 1e-9) * reachable)
     return np.minimum(highest, scale * ratio)
 
 
 def _by_label(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Each record's value; 0 for a label of −1."""
+    """Return each record's value; 0 for a label of −1."""
     return np.where(labels >= 0, values[np.maximum(labels, 0)], 0.0)
 
 
@@ -196,7 +196,7 @@ class _LabelSelector:
         return self._make_pool(self._labels(self.context.training), shares, ratio, self.context)
 
     def _labels(self, records: Records) -> np.ndarray:
-        """−1 for a record that is not finite: the weights are released ones, of which only the logits' range counts."""
+        """Return labels, −1 for a record whose logits at the released weights are not finite."""
         return records.kinds(self._weights, self.context.num_classes)[0]
 
     def _counts(self, records: Records) -> np.ndarray:

@@ -90,11 +90,11 @@ class Tilt:
     log_match: float  # the largest ln κ at which caps at 1 spare most of the tilted mass
 
     def chances(self, scores: np.ndarray) -> np.ndarray:
-        """The probability of each record to stay in a batch that has drawn it."""
+        """Return the probability of each record to stay in a batch that has drawn it."""
         return np.exp(np.minimum(0.0, self.log_fill + self.strength * scores))
 
     def weights(self, scores: np.ndarray) -> np.ndarray:
-        """The weight in [0, 1] of each record that stays."""
+        """Return the weight in [0, 1] of each record that stays."""
         tilted = self.strength * scores
         lower = min(self.log_fill, self.log_match)
         return np.exp(np.minimum(0.0, lower + tilted) - np.minimum(0.0, self.log_fill + tilted))
@@ -137,7 +137,7 @@ class Match(DrawsFromAll):
             )
 
     def schedule(self, sizes: Sizes, subset: SubsetSettings, epochs: int) -> tuple[EpochPlan, ...]:
-        """One selection, before the pool is first used; every step then draws from all of D."""
+        """Plan one selection, before the pool is first used; every step then draws from all of D."""
         concentration = (sizes.n / sizes.k) ** (1 / 3) if self.concentration is None else self.concentration
         rate = min(1.0, sizes.batch_size / sizes.k, concentration * sizes.batch_size / sizes.n)
         return subset_schedule(sizes, subset, epochs, rate=rate, selects=lambda epoch, first: epoch == first)
@@ -195,7 +195,7 @@ class MatchSelector:
     # -- records --------------------------------------------------------------------------------------
 
     def describe(self, weights: Weights) -> None:
-        """φ of every record of D and of V."""
+        """Compute φ of every record of D and of V."""
         assert self.context.validation is not None
         self._weights = weights
         self.training = self._unit_gradients(self.context.training, weights)
@@ -207,7 +207,7 @@ class MatchSelector:
         return uniform_gradients(layer.gradients.a, layer.labels, self.context.num_classes)
 
     def scores(self, direction: Tensor) -> np.ndarray:
-        """⟨φ_j, direction⟩ ∈ [−1, 1]."""
+        """Compute ⟨φ_j, direction⟩ ∈ [−1, 1]."""
         g = self.training
         return (g.r * (g.a @ direction.to(g.a).T)).sum(dim=1).double().clamp(-1.0, 1.0).cpu().numpy()
 
@@ -232,7 +232,7 @@ class MatchSelector:
         return Tilt(direction, strength, fill, match)
 
     def _sizes(self) -> tuple[int, int]:
-        """Of D and V, in all processes together: public numbers."""
+        """Return the sizes of D and V, in all processes together: public numbers."""
         shape = self.context.plan.shape
         return shape.n, max(1, shape.n_validation)
 
@@ -241,7 +241,7 @@ class MatchSelector:
         return torch.from_numpy(releases.gaussian(name, total.cpu().numpy())).to(gradients.r)
 
     def _explained_by_noise(self, releases: Releases, dimension: int) -> float:
-        """E‖ρ‖² where D and V have one distribution: the releases' noise and, at most, the sampling's."""
+        """Return E‖ρ‖² where D and V have one distribution: the releases' noise and, at most, the sampling's."""
         n, n_validation = self._sizes()
         on_d, on_v = releases.noise_multiplier(_SUM) / n, releases.noise_multiplier(_VALIDATION) / n_validation
         return dimension * (on_d**2 + on_v**2) + 1 / n + 1 / n_validation
@@ -251,7 +251,7 @@ class MatchSelector:
 
 
 def uniform_gradients(inputs: Tensor, labels: Tensor, classes: int) -> LastLayerGradients:
-    """φ: last-layer gradients at the uniform prediction, at length 1; the leading 1 and h count alike.
+    """Compute φ: last-layer gradients at the uniform prediction, at length 1; the leading 1 and h count alike.
 
     ``inputs`` is [1; h] of each record; zeros, of one that is null or whose h is not finite, give φ = 0.
     """
@@ -268,7 +268,7 @@ def uniform_gradients(inputs: Tensor, labels: Tensor, classes: int) -> LastLayer
 
 
 def score_histogram(tails: np.ndarray, *, noise: float) -> tuple[np.ndarray, np.ndarray]:
-    """Counts and mid-points of the score cells. Tails within three deviations of zero are taken as empty:
+    """Return counts and mid-points of the score cells. Tails within three deviations of zero are taken as empty:
     a few records that noise has put at the highest scores would outweigh all others once tilted."""
     from_top = np.where(tails[::-1] > 3 * noise, tails[::-1], 0.0)
     counts = np.diff(np.maximum.accumulate(from_top), prepend=0.0)[::-1]
@@ -277,7 +277,7 @@ def score_histogram(tails: np.ndarray, *, noise: float) -> tuple[np.ndarray, np.
 
 
 def tilt_strength(counts: np.ndarray, scores: np.ndarray, wanted: float) -> float:
-    """t at which the mean score of the tilted counts is ``wanted``; it grows with t, so bisection finds it."""
+    """Find t at which the mean score of the tilted counts is ``wanted``; it grows with t, so bisection finds it."""
     if counts.sum() <= 0:
         return 0.0
 
@@ -289,7 +289,7 @@ def tilt_strength(counts: np.ndarray, scores: np.ndarray, wanted: float) -> floa
 
 
 def chance_scales(counts: np.ndarray, tilted: np.ndarray, *, share: float) -> tuple[float, float]:
-    """(ln κ at which a ``share`` of the records stays, the largest ln κ at which most of the mass is not capped)."""
+    """Find (ln κ at which a ``share`` of the records stays, the largest ln κ at which most mass is not capped)."""
     if counts.sum() <= 0 or not tilted.any():
         return math.log(share), 0.0
     shares = counts / counts.sum()

@@ -28,7 +28,7 @@ _BATCH = 4096
 
 
 def execute_adjusted(config: Mapping[str, Any]) -> dict[str, bytes]:
-    """As `jobs.execute`, with the released class ratios in the logits of the finished model before it is measured."""
+    """Do as `jobs.execute` does, with the released class ratios in the finished model's logits before measuring."""
 
     def measured_again(trainer: TrainClassifier, folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
         from cords_dp.runs.run import measured_metrics
@@ -43,7 +43,7 @@ def execute_adjusted(config: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def execute_by_group(config: Mapping[str, Any], *, column: str) -> dict[str, bytes]:
-    """As `jobs.execute`; the result has ``accuracy_VALUE`` for each category of the column. Of the test set alone."""
+    """Do as `jobs.execute` does; add ``accuracy_VALUE`` of the test set for each category of the column."""
 
     def by_group(trainer: TrainClassifier, folder: Path, result: Mapping[str, Any]) -> dict[str, Any]:
         assert trainer.model is not None
@@ -89,7 +89,7 @@ def _released_ratio(folder: Path) -> Tensor:
 
 @torch.no_grad()
 def group_accuracies(model: nn.Module, dataset: RecordSet, column: str) -> dict[str, float]:
-    """The share of right predictions for each category of a column that occurs in the (public) test set."""
+    """Return the share of right predictions for each category of a column that occurs in the (public) test set."""
     model.eval()
     right = np.concatenate([(model(x).argmax(1) == y).numpy() for x, y in sequential_batches(dataset, _BATCH)])
     codes, categories = category_codes(dataset, column)

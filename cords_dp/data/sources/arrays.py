@@ -82,7 +82,7 @@ class ArrayFile(LabelledStore):
 
 
 def _owner_names(section: Mapping[str, Any], parts: Any) -> list[Any] | None:
-    """Whose each record is: a file of one name or number a row. Private; nothing keeps them."""
+    """Return whose each record is: a file of one name or number a row. Private; nothing keeps them."""
     if section.get("owner") is None:
         return None
     if parts.validation is not None or parts.test is not None:
@@ -142,7 +142,7 @@ class ArraySource(Source):
         return split_store(records(parts.train), own[0], own[1], section, rng, facts.num_classes, names)
 
     def build_part(self, section: Mapping[str, Any], rng: np.random.Generator, share: Share) -> Splits:
-        """Each process reads the labels of its range, and maps that range of x. With owners it maps all of it."""
+        """Read the labels of this process's range, and map that range of x; with owners all of it."""
         if section.get("owner") is not None:
             return self.build(section, rng)
         facts, parts = self.facts(section), _open(section)
@@ -211,7 +211,7 @@ class _Parts(NamedTuple):
 
 
 def _open(section: Mapping[str, Any]) -> _Parts:
-    """The arrays that the section names, mapped, with shapes and types checked."""
+    """Open the arrays that the section names, mapped, with shapes and types checked."""
     if section.get("path") is None:
         raise ConfigError("dataset.path", None, "say in which .npz or .npy file the records are")
     main = path("dataset.path", section["path"])
@@ -250,7 +250,7 @@ def _channels_first(shape: tuple[int, ...]) -> bool:
 
 
 def image_constants(section: Mapping[str, Any], x: np.ndarray) -> PixelConstants | None:
-    """Public constants of pixels, which are bytes in the form of images; None for other numbers."""
+    """Return public constants of pixels, which are bytes in the form of images; None for other numbers."""
     if x.dtype != np.uint8 or x.ndim not in (3, 4):
         return None
     channels = 1 if x.ndim == 3 else x.shape[1] if _channels_first(x.shape) else x.shape[3]
@@ -260,7 +260,7 @@ def image_constants(section: Mapping[str, Any], x: np.ndarray) -> PixelConstants
 
 
 def record_shape(x: np.ndarray, constants: PixelConstants | None) -> tuple[int, ...]:
-    """The shape of one record's tensor: C×H×W of pixels."""
+    """Return the shape of one record's tensor: C×H×W of pixels."""
     if constants is None:
         return tuple(x.shape[1:])
     if x.ndim == 3:
@@ -269,7 +269,7 @@ def record_shape(x: np.ndarray, constants: PixelConstants | None) -> tuple[int, 
 
 
 def open_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an ``.npz`` file, of a folder of ``.npy`` files, or of one such file, by name."""
+    """Return the arrays of an ``.npz`` file, of a folder of ``.npy`` files, or of one such file, by name."""
     if path.is_dir():
         arrays = {file.stem: _mapped(file) for file in sorted(path.glob("*.npy"))}
     elif path.suffix == ".npz" and path.is_file():
@@ -290,7 +290,7 @@ def _mapped(path: Path) -> np.ndarray:
 
 
 def _members(path: Path) -> dict[str, np.ndarray]:
-    """Members as ``np.savez`` writes them are mapped; compressed ones are read into memory."""
+    """Map members as ``np.savez`` writes them; read compressed ones into memory."""
     try:
         with zipfile.ZipFile(path) as archive:
             infos = [info for info in archive.infolist() if info.filename.endswith(".npy")]
@@ -303,7 +303,7 @@ def _members(path: Path) -> dict[str, np.ndarray]:
 
 
 def _at(path: Path, info: zipfile.ZipInfo) -> np.ndarray | None:
-    """An uncompressed member, mapped where it lies in the archive."""
+    """Map an uncompressed member where it lies in the archive."""
     if info.compress_type != zipfile.ZIP_STORED:
         return None
     with open(path, "rb") as file:
@@ -325,5 +325,5 @@ def _plain(array: np.ndarray) -> np.ndarray:
 
 
 def pick(arrays: Mapping[str, np.ndarray], names: tuple[str, ...]) -> np.ndarray | None:
-    """The first of these that is there."""
+    """Return the first of these that is there."""
     return next((arrays[name] for name in names if name in arrays), None)

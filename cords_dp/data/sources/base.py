@@ -92,7 +92,7 @@ class Source(ABC):
 
     @abstractmethod
     def facts(self, section: Mapping[str, Any]) -> Facts:
-        """Public facts, without reading a record. Raises as `check` does."""
+        """Return public facts, without reading a record. Raises as `check` does."""
 
     @abstractmethod
     def build(self, section: Mapping[str, Any], rng: np.random.Generator) -> Splits:
@@ -102,32 +102,31 @@ class Source(ABC):
         has as ``rows`` (`build.data_binding`)."""
 
     def build_part(self, section: Mapping[str, Any], rng: np.random.Generator, share: Share) -> Splits:
-        """The same, where this is one of several processes. What it hands out is cut to this process's records
+        """Build the same, where this is one of several processes. What it hands out is cut to this process's records
         afterwards; a source of large files may read its range only and hand out parts (`record_set.read_part`)."""
         return self.build(section, rng)
 
     def remark(self, section: Mapping[str, Any]) -> str:
-        """Return what the log of a run says about how records are read: a function of the section alone, so that it
-        tells nothing about them."""
+        """Return what a run's log says about how records are read: a function of the section alone, not of records."""
         return ""
 
     # -- what is fitted on D, where anything is ---------------------------------------------------------
 
     def preparation(self, section: Mapping[str, Any]) -> Preparation | None:
-        """A release on D before training, which the plan then pays for; None where nothing is fitted on records."""
+        """Declare a release on D before training, which the plan pays for; None where nothing is fitted on records."""
         return None
 
     def sums(self, dataset: Any) -> np.ndarray:
-        """What is released, before noise: a sum over the records of D, of several processes over those of this one, so
-        that the parts add up. ``dataset``: what `build` handed out, or the part of it. A private value."""
+        """Return what is released, before noise: a sum over the records of D, of several processes over those of this
+        one, so that the parts add up. ``dataset``: what `build` handed out, or the part of it. A private value."""
         raise self._unprepared()
 
     def fitted(self, released: np.ndarray, deviation: float) -> dict[str, Any]:
-        """Public values, fit for JSON, from the noisy sum; ``deviation`` is that of the noise."""
+        """Derive public values, fit for JSON, from the noisy sum; ``deviation`` is that of the noise."""
         raise self._unprepared()
 
     def prepared(self, dataset: Any, fit: Mapping[str, Any]) -> Dataset:
-        """A set that `build` handed out, with its records as the fitted values want them."""
+        """Return a set that `build` handed out, with its records as the fitted values want them."""
         raise self._unprepared()
 
     def _unprepared(self) -> MechanismError:
@@ -139,16 +138,17 @@ class Source(ABC):
 
     @abstractmethod
     def card(self, section: Mapping[str, Any]) -> dict[str, Any]:
-        """Public facts that a prediction needs, fit for JSON: the source's name, its schema, class names and shape.
-        Of a run that has fitted something the card also has that, as ``fitted`` (`TrainClassifier.card`)."""
+        """Return public facts that a prediction needs, fit for JSON: the source's name, its schema, class names and
+        shape. Of a run that has fitted something the card also has that, as ``fitted`` (`TrainClassifier.card`)."""
 
     @abstractmethod
     def read(self, card: Mapping[str, Any], path: str) -> Dataset:
-        """The records of a file, in the file's order, for a prediction. Labels may be missing; they are not used. One
-        that cannot be read is not finite. A set of a file with columns has ``identifiers(column)``, their values."""
+        """Read the records of a file, in the file's order, for a prediction. Labels may be missing; they are not used.
+        One that cannot be read is not finite. A set of a file with columns has ``identifiers(column)``, their
+        values."""
 
     def read_frame(self, card: Mapping[str, Any], frame: Any) -> Dataset | None:
-        """The records of a pandas table, for a prediction; None where its rows are no records of this source."""
+        """Read the records of a pandas table, for a prediction; None where its rows are no records of this source."""
         return None
 
     def in_target_unit(self, card: Mapping[str, Any], values: np.ndarray) -> np.ndarray:
@@ -188,7 +188,7 @@ def unregister_source(name: str) -> None:
 
 
 def find_source(name: Any) -> Source | None:
-    """The source of this name; None where the name is that of a published dataset, or of nothing.
+    """Return the source of this name; None where the name is that of a published dataset, or of nothing.
 
     The keys of one that is loaded for it are known to `config.keys` from then on.
     """
@@ -230,7 +230,7 @@ def check_split(section: Mapping[str, Any]) -> None:
 
 
 def split_rows(total: int, section: Mapping[str, Any], rng: np.random.Generator) -> Rows:
-    """Rows of the training, validation and test sets: by a permutation that looks at their number alone.
+    """Split rows into the training, validation and test sets: by a permutation that looks at their number alone.
 
     ``validation_fraction=0`` leaves V empty: nothing reads it, and D has its records.
     """
@@ -243,13 +243,13 @@ def split_rows(total: int, section: Mapping[str, Any], rng: np.random.Generator)
 
 
 def _wanted(section: Mapping[str, Any]) -> tuple[bool, bool, bool]:
-    """Which of the three sets must have records of the file at ``path``."""
+    """Return which of the three sets must have records of the file at ``path``."""
     split_off = section.get("validation_path") is None and section.get("validation_fraction") != 0
     return True, split_off, section.get("test_path") is None
 
 
 def _fractions(section: Mapping[str, Any]) -> tuple[float, float]:
-    """The shares of rows that are held out for validation and for testing; 0 for a set with a file of its own."""
+    """Return the shares that are held out for validation and for testing; 0 for a set with a file of its own."""
 
     def share(part: str, usual: float) -> float:
         given = section.get(f"{part}_fraction")
@@ -272,7 +272,7 @@ def split_store(
     classes: int,
     owners: Sequence[Iterable[Any]] | None = None,
 ) -> Splits:
-    """Rows of one store for the sets that have none of their own: by the number of records and the seed alone.
+    """Split one store's rows among the sets that have none of their own, by the number of records and the seed alone.
 
     Of a test set that is public, those without a known label are left out: nothing can be said of them. A private one
     keeps them, since its size is public; they contribute nothing.
@@ -334,7 +334,7 @@ def tested_records(records: RecordSet, section: Mapping[str, Any], classes: int)
 
 
 def with_known_labels(records: RecordSet, classes: int) -> RecordSet:
-    """The records whose label is a class, or whose target a number. For a test set that is public, alone."""
+    """Return the records whose label is a class, or whose target a number. For a test set that is public, alone."""
     labels = records.targets
     known = torch.isfinite(labels) if labels.is_floating_point() else (labels >= 0) & (labels < classes)
     return records.kept(known.numpy())
@@ -349,7 +349,7 @@ def refuse_empty(records: RecordSet, what: str) -> None:
 
 
 def class_names(key: str, value: Any) -> tuple[str, ...]:
-    """Names of the classes, in the order of the labels; a number stands for 0, 1, …"""
+    """Check names of the classes, in the order of the labels; a number stands for 0, 1, …"""
     if isinstance(value, int):
         return tuple(map(str, range(whole(key, value, low=2, high=100_000))))
     names = list_of(key, value, text)
@@ -359,7 +359,7 @@ def class_names(key: str, value: Any) -> tuple[str, ...]:
 
 
 def declared_classes(section: Mapping[str, Any]) -> tuple[str, ...]:
-    """The classes that the config declares: labels are private, so they cannot be looked up."""
+    """Return the classes that the config declares: labels are private, so they cannot be looked up."""
     if section.get("classes") is None:
         fix = "declare the classes: their names in the order of the labels, or how many there are"
         raise ConfigError("dataset.classes", None, fix)
@@ -367,7 +367,7 @@ def declared_classes(section: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def label_numbers(labels: np.ndarray, classes: Sequence[str]) -> Tensor:
-    """Labels as places in ``classes``, each by itself: a name, or a number. What is no class is `NO_CLASS`."""
+    """Turn labels into places in ``classes``, each by itself: a name, or a number. What is no class is `NO_CLASS`."""
     if labels.dtype.kind in "iub":
         known = (labels >= 0) & (labels < len(classes))
         return torch.from_numpy(np.where(known, labels, NO_CLASS).astype(np.int64))
@@ -401,7 +401,7 @@ MAX_LENGTH = Key(partial(whole, low=8, high=100_000), None, "bytes to which ever
 
 
 def pixel_constants(section: Mapping[str, Any], channels: int) -> PixelConstants:
-    """Constants of the config, or those that are usual: ImageNet's for colours. They are never fitted."""
+    """Return constants of the config, or those that are usual: ImageNet's for colours. They are never fitted."""
     usual = IMAGENET if channels == 3 else _GREY
     given = [tuple(map(float, section.get(key) or getattr(usual, key))) for key in ("mean", "std")]
     for key, values in zip(("mean", "std"), given, strict=True):

@@ -81,7 +81,7 @@ OwnerRule = Callable[[Sequence[str]], str | None]
 
 
 def _owner_rule(section: Mapping[str, Any]) -> OwnerRule | None:
-    """How the path of a file below its class tells whose it is; None where records have no owners."""
+    """Return how the path of a file below its class tells whose it is; None where records have no owners."""
     rule = section.get("owner")
     if rule is None:
         return None
@@ -100,7 +100,7 @@ def _owner_rule(section: Mapping[str, Any]) -> OwnerRule | None:
 
 
 def _names(section: Mapping[str, Any], layout: _Layout) -> list[list[str | None]] | None:
-    """Whose each image of D's, V's and the test set's folders is, in the order of their records. Nothing keeps them."""
+    """Return whose each image of D's, V's and the test set's folders is, in the records' order. Nothing keeps them."""
     rule = _owner_rule(section)
     if rule is None:
         return None
@@ -204,7 +204,7 @@ def _folder(key: str, value: Any) -> Path:
 
 
 def _labelled(folder: Path, classes: Sequence[str]) -> tuple[list[Path], list[int]]:
-    """Image files and labels, by folder and name. A folder that is no class holds records without a label."""
+    """List image files and labels, by folder and name. A folder that is no class holds records without a label."""
     place = {name: number for number, name in enumerate(classes)}
     files, labels = [], []
     for entry in sorted(part for part in folder.iterdir() if part.is_dir()):
@@ -221,7 +221,7 @@ _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "PPM")
 
 
 def decoded_images(files: Sequence[Path | bytes], size: int, constants: PixelConstants) -> Tensor:
-    """Images as normalised records; one that cannot be decoded is all NaN."""
+    """Decode images into normalised records; one that cannot be decoded is all NaN."""
     channels = len(constants.mean)
     x = torch.full((len(files), channels, size, size), torch.nan)
     for place, file in enumerate(files):
@@ -232,7 +232,7 @@ def decoded_images(files: Sequence[Path | bytes], size: int, constants: PixelCon
 
 
 def decode_image(file: Path | bytes, size: int, channels: int) -> np.ndarray | None:
-    """C×size×size pixels of 0…255: turned as the camera says, cut to a square around the middle, resized."""
+    """Decode an image into C×size×size pixels of 0…255: turned as the camera says, cut to a middle square, resized."""
     from PIL import Image, ImageOps
 
     try:
@@ -250,5 +250,5 @@ def decode_image(file: Path | bytes, size: int, channels: int) -> np.ndarray | N
 
 
 def image_files(folder: Path) -> list[Path]:
-    """Every image below a folder, by name."""
+    """List every image below a folder, by name."""
     return sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())

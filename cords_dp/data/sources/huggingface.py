@@ -96,7 +96,7 @@ def _number(value: Any) -> float:
 
 
 def _image_bytes(value: Any) -> bytes:
-    """An image that is kept in the table, or beside it."""
+    """Read an image that is kept in the table, or beside it."""
     if not isinstance(value, Mapping):
         return b""
     if isinstance(value.get("bytes"), bytes):
@@ -175,7 +175,7 @@ class HubSource(Source):
 
 
 def _names(section: Mapping[str, Any], parts: Any) -> list[Any] | None:
-    """Whose each record is, of the splits of a set. Private; nothing keeps them."""
+    """Return whose each record is, of the splits of a set. Private; nothing keeps them."""
     column = section.get("owner")
     if column is None:
         return None
@@ -194,7 +194,7 @@ def _wanted(section: Mapping[str, Any]) -> tuple[str, list[str]]:
 
 
 def _load(section: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The splits on disk, by name; of a dataset without splits, all of it as train."""
+    """Load the splits on disk, by name; of a dataset without splits, all of it as train."""
     if section.get("path") is None:
         raise ConfigError("dataset.path", None, "say where save_to_disk has put the dataset")
     folder = path("dataset.path", section["path"])
@@ -222,7 +222,7 @@ def _own(parts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _only(table: Any, card: Mapping[str, Any]) -> Any:
-    """The columns of a record, images as the bytes that they were saved as."""
+    """Return the columns of a record, images as the bytes that they were saved as."""
     from datasets import Image
 
     kept = table.select_columns(list(card["columns"])).with_format(None)

@@ -46,12 +46,12 @@ def preparation(encoding: Encoding) -> Preparation:
 
 
 def sensitivity(columns: int) -> float:
-    """Δ = √(3k)."""
+    """Return Δ = √(3k)."""
     return math.sqrt(3 * columns)
 
 
 def sums(dataset: RecordSet[TableStore]) -> np.ndarray:
-    """Σ φ over the records of D, rows of a `TableStore`: values, squares, counts. A private value."""
+    """Add up φ over the records of D, rows of a `TableStore`: values, squares, counts. A private value."""
     columns = len(dataset.store.encoding.numeric)
     total = np.zeros((3, columns))
     for start in range(0, len(dataset), _ROWS):
@@ -64,7 +64,7 @@ def sums(dataset: RecordSet[TableStore]) -> np.ndarray:
 
 
 def parts(dataset: RecordSet[TableStore], indices: np.ndarray) -> np.ndarray:
-    """φ of records: 3 × k numbers each."""
+    """Compute φ of records: 3 × k numbers each."""
     records = dataset.store.stored[dataset.rows[indices]]
     labels = records["label"]
     known = labels >= 0 if dataset.store.encoding.schema.classes else np.isfinite(labels)
@@ -75,7 +75,7 @@ def parts(dataset: RecordSet[TableStore], indices: np.ndarray) -> np.ndarray:
 
 
 def fitted(released: np.ndarray, deviation: float) -> dict[str, Any]:
-    """Centres and widths from the released sums; ``deviation``: of their noise, a public number."""
+    """Derive centres and widths from the released sums; ``deviation``: of their noise, a public number."""
     values, squares, counts = np.asarray(released, dtype=np.float64).reshape(3, -1)
     trusted = counts > max(_TRUSTED * deviation, 1.0)
     counts = np.where(trusted, counts, 1.0)
@@ -90,7 +90,7 @@ def fitted(released: np.ndarray, deviation: float) -> dict[str, Any]:
 
 
 def scaled(dataset: RecordSet[TableStore], fit: Mapping[str, Any]) -> RecordSet[TableStore]:
-    """The same records around the released centres."""
+    """Return the same records around the released centres."""
     scales = Scales(tuple(fit["centres"]), tuple(fit["widths"]))
     store = dataset.store
     return dataset.with_store(store.with_encoding(Encoding(store.encoding.schema, scales)))

@@ -43,13 +43,13 @@ class Numeric:
     dates: bool = False
 
     def scaled(self, values: np.ndarray) -> np.ndarray:
-        """Values brought into [−1, 1], each by itself; NaN where a value is no finite number."""
+        """Bring values into [−1, 1], each by itself; NaN where a value is no finite number."""
         values = np.where(np.isfinite(values), values, np.nan)
         low, high, inside = (self._stretched(v) for v in (self.low, self.high, np.clip(values, self.low, self.high)))
         return np.clip(2 * (inside - low) / (high - low) - 1, -1.0, 1.0)
 
     def unscaled(self, values: np.ndarray) -> np.ndarray:
-        """The inverse of `scaled` in [−1, 1]: what a regression has predicted, in the column's own unit."""
+        """Invert `scaled` in [−1, 1]: what a regression has predicted, in the column's own unit."""
         low, high = self._stretched(self.low), self._stretched(self.high)
         stretched = low + (np.clip(values, -1.0, 1.0) + 1) / 2 * (high - low)
         return np.sign(stretched) * np.expm1(np.abs(stretched)) if self.log else stretched
@@ -135,7 +135,7 @@ class Schema:
 
 
 def load_schema(given: Any, *, target: str | None = None, binning: int | None = None) -> Schema:
-    """The schema that a config gives as a dict or as the path of a YAML file."""
+    """Load the schema that a config gives as a dict or as the path of a YAML file."""
     if isinstance(given, Mapping):
         return read_schema(given, target=target, binning=binning)
     return read_schema(_from_file(Path(given).expanduser()), target=target, binning=binning)
@@ -173,7 +173,7 @@ def read_schema(given: Any, *, target: str | None = None, binning: int | None = 
 
 
 def _refuse_several_gaps(given: Mapping[str, Any]) -> None:
-    """All that is still to be filled in, at once; a single gap is told where it is found."""
+    """Name all that is still to be filled in, at once; a single gap is told where it is found."""
     named = given.get("columns")
     columns = named if isinstance(named, Mapping) else {}
     gaps = [f"column {name!r}" for name, facts in columns.items() if _is_gap(facts)]
@@ -202,7 +202,7 @@ def _check_names(schema: Schema) -> None:
 
 
 def _named_columns(given: Any) -> list[tuple[str, Any]]:
-    """(name, what is said about it), from a dict by name or from a list of dicts with a key ``name``."""
+    """List (name, what is said about it), from a dict by name or from a list of dicts with a key ``name``."""
     if isinstance(given, Mapping):
         pairs = [(_text("schema.columns", name), facts) for name, facts in given.items()]
     elif isinstance(given, Sequence) and not isinstance(given, str):
@@ -275,7 +275,7 @@ def _range(key: str, value: Any) -> tuple[float, float]:
 
 
 def _days(ends: Any) -> list[int] | None:
-    """A range of dates in days since 1970: as YAML reads 2020-01-31, or as texts. None for any other range."""
+    """Read a range of dates in days since 1970: as YAML reads 2020-01-31, or as texts. None for any other range."""
     if not isinstance(ends, (list, tuple)):
         return None
     days = []
@@ -331,7 +331,7 @@ def _texts(key: str, value: Any, *, empty: bool = False) -> tuple[str, ...]:
 
 
 def _text(key: str, value: Any, *, empty: bool = False) -> str:
-    """A name or category as it is compared: without space around it. YAML reads yes, no and dates as something else."""
+    """Check a name or category, without space around it. YAML reads yes, no and dates as something else."""
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise ConfigError(key, value, 'is not a text to YAML: write it in quotes, as in "yes"')
     text = f"{value:g}" if isinstance(value, float) and value.is_integer() else str(value).strip()

@@ -94,7 +94,7 @@ class TableSource(Source):
         return split_store(train, validation, test, section, rng, len(encoding.schema.classes) or 1, owners)
 
     def build_part(self, section: Mapping[str, Any], rng: np.random.Generator, share: Share) -> Splits:
-        """Each process reads its range of the file: row groups of Parquet, lines of CSV, which the others count only.
+        """Read this process's range of the file: row groups of Parquet, lines of CSV, which the others count only.
 
         The records of a public test set without a label are left out by each for itself, so its ``total`` is not the
         number of records that are tested. With owners every process reads the file: who has a record in a range is
@@ -149,8 +149,8 @@ class TableSource(Source):
         }
 
     def read(self, card: Mapping[str, Any], path: str) -> RecordSet[TableStore]:
-        """The records of a file, whose columns may be more than the schema names. A CSV file is read by RFC 4180: this
-        is an act of its owner, who may see what a run must not show."""
+        """Read the records of a file, whose columns may be more than the schema names. A CSV file is read by RFC 4180:
+        this is an act of its owner, who may see what a run must not show."""
         encoding, where = Encoding(read_schema(card["schema"])), Path(path).expanduser()
         schema = encoding.schema
         file = _to_predict(where, schema, card.get("delimiter"))
@@ -176,7 +176,7 @@ class TableSource(Source):
 
 
 def _as_fitted(store: TableStore, card: Mapping[str, Any]) -> RecordSet[TableStore]:
-    """Records for a prediction, around the centres that a run has released, if it has."""
+    """Return records for a prediction, around the centres that a run has released, if it has."""
     records = RecordSet(store)
     return scaling.scaled(records, card["fitted"]) if card.get("fitted") else records
 
@@ -196,7 +196,7 @@ def _stored(
 
 
 def _names(section: Mapping[str, Any], key: str, schema: Schema) -> Iterator[Any]:
-    """Each record's owner, as the file has it; None for the schema's words for a missing value. Nothing keeps them."""
+    """Yield each record's owner, as the file has it, None for a word for missing values. Nothing keeps them."""
     column = section["owner"]
     for chunk in _open(section, key, schema).chunks([column]):
         for name in chunk[column].to_pylist():
@@ -220,7 +220,7 @@ def _schema_of(section: Mapping[str, Any]) -> Schema:
 
 
 def _without_owner(schema: Schema, owner: str) -> Schema:
-    """The schema of a table with a column of owners, which is neither predicted nor learned from."""
+    """Return the schema of a table with a column of owners, which is neither predicted nor learned from."""
     if owner == schema.target.name:
         raise ConfigError("dataset.owner", owner, "is the column to predict; name the one that says whose a record is")
     if owner in (column.name for column in schema.columns):
@@ -253,7 +253,7 @@ def table_file(
     key: str,
     quoted: bool = False,
 ) -> TableFile:
-    """The table in a file, whose header alone is read. ``key`` names it in an error. ``quoted``: see `open_table`."""
+    """Open the table in a file and read its header alone. ``key``: its name in errors. ``quoted``: see `open_table`."""
     if not where.is_file():
         raise ConfigError(key, where.name, "no such file")
     if where.suffix not in SUFFIXES:
@@ -264,7 +264,7 @@ def table_file(
 
 
 def single_column_hint(file: TableFile) -> str:
-    """What is likely where a table seems to have one column. Nothing of the file is quoted."""
+    """Say what is likely where a table seems to have one column. Nothing of the file is quoted."""
     if len(file.header) > 1 or file.path.suffix not in CSV_SUFFIXES:
         return ""
     return "; it seems to have a single column: where fields are not separated by commas, say by what (delimiter)"

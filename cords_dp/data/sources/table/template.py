@@ -38,7 +38,7 @@ def schema_template(
     ignore: Sequence[str] = (),
     hint: str = "",
 ) -> str:
-    """YAML for a file's columns, with what the user has declared about them. ``hint``: for who names one in vain."""
+    """Write YAML for a file's columns, with what the user has declared. ``hint``: for a column that is not there."""
     for option, names in (
         ("--target", [target]),
         ("--range", ranges),
@@ -74,12 +74,12 @@ def _template_column(name: str, stored: str, ranges: Mapping[str, Any], categori
 
 
 def _quoted(value: Any) -> str:
-    """JSON, which is YAML that needs no guessing: "no" stays a text."""
+    """Quote a value as JSON, which is YAML that needs no guessing: "no" stays a text."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def parse_range(text: str) -> tuple[str, tuple[Any, Any]]:
-    """``age=0:100``, or ``born=1900-01-01:2025-12-31``."""
+    """Parse ``age=0:100``, or ``born=1900-01-01:2025-12-31``."""
     name, _, values = text.partition("=")
     low, _, high = values.partition(":")
     for read in (float, lambda day: str(date.fromisoformat(day))):
@@ -93,7 +93,7 @@ def parse_range(text: str) -> tuple[str, tuple[Any, Any]]:
 
 
 def parse_categories(text: str) -> tuple[str, tuple[str, ...]]:
-    """``sex=Male,Female``."""
+    """Parse ``sex=Male,Female``."""
     name, separator, values = text.partition("=")
     categories = tuple(value.strip() for value in values.split(",") if value.strip())
     if not separator or not categories:
