@@ -3,8 +3,8 @@
 A torch dataset becomes a store once, at the door (`as_records`).
 
 The sizes of the sets, the shape and the types of their records are public; a set in which they are wrong is refused.
-What single private records hold decides nothing that shows: `readable` guards what is read of them, and a label that is
-no class makes its record contribute nothing (`record_set.ClassTarget`).
+What single private records hold decides nothing that shows: `readable.ReadableStore` guards what is read of them, and a
+label that is no class makes its record contribute nothing (`record_set.ClassTarget`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from cords_dp.config.values import whole
 from cords_dp.data.owners import Numbered, Owners, named_owners, own_file
-from cords_dp.data.readable import ReadableStore, readable
+from cords_dp.data.readable import ReadableStore, with_guard
 from cords_dp.data.record_set import ClassTarget, RealTarget, RecordSet, Splits, records_at
 from cords_dp.data.store import Origin, Store, digest_of_rows, memory_of
 from cords_dp.errors import ConfigError, DataError
@@ -187,7 +187,7 @@ def _checked_schema(
     if records.total < 1 and name not in may_be_empty:
         raise DataError(f"{name} is empty")
     if guarded:
-        records = readable(records)
+        records = with_guard(records)
     x, y = records.batch(np.arange(min(1, len(records))))
     if x.is_complex() or x.dtype == torch.float64:
         raise DataError(f"the records of {name} must be tensors of float32; convert them with .float()")

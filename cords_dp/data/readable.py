@@ -24,7 +24,7 @@ from cords_dp.errors import DataError
 _TRIED_TWICE = 8  # records, to see whether they change from one reading to the next
 
 
-def readable(records: RecordSet) -> RecordSet:
+def with_guard(records: RecordSet) -> RecordSet:
     """Return the set, guarded against records that cannot be read. Stores of our own read every record."""
     guarded = records.store.may_fail and len(records.store)  # a part may have none
     return records.with_store(ReadableStore(records.store)) if guarded else records

@@ -24,6 +24,7 @@ from cords_dp.data.text_sets import glove_file
 from cords_dp.errors import ConfigError, CordsDPError, MechanismError
 from cords_dp.models.backbones import OUR_FEATURES, build_features
 
+ModelBuilder = Callable[..., "nn.Module"]
 _SEEDED = threading.Lock()  # torch's global generator is shared by all threads: one model at a time draws from it
 
 
@@ -116,79 +117,8 @@ def _predicted(model: nn.Module, record: torch.Tensor) -> torch.Tensor:
         return model.eval()(torch.zeros_like(record, device=device)[None])
 
 
-# --- CORDS' own models ---------------------------------------------------------------------------
+# --- names -----------------------------------------------------------------------------------------
 
-
-def _build_cords(name: str, section: Mapping[str, Any], classes: int, shape: Sequence[int] | None) -> nn.Module:
-    from cords_dp.cords import cords_models
-
-    builder = getattr(cords_models, RENAMED.get(name, name))
-    input_dim = section.get("input_dim") or (shape[0] if shape and len(shape) == 1 else None)
-    if builder is getattr(cords_models, "LSTMClassifier", None):
-        glove_file(section.get("weight_path"), section.get("wordvec_dim"), "model.weight_path")
-    # CORDS' constructors name the same things differently.
-    known = {
-        "num_classes": classes,
-        "num_class": classes,
-        "n_out": classes,
-        "output_size": classes,
-        "input_dim": input_dim,
-        "hidden_units": section.get("h1") or 100,
-        "h1": section.get("h1") or 100,
-        "h2": section.get("h2") or 100,
-        "l1": section.get("l1") or 120,
-        "l2": section.get("l2") or 84,
-        "vgg_name": "VGG16",
-        "wordvec_dim": section.get("wordvec_dim"),
-        "weight_path": f"{Path(section.get('weight_path') or '.').expanduser()}/",  # CORDS appends the file's name
-        "num_layers": section.get("num_layers"),
-        "hidden_size": section.get("hidden_size"),
-    }
-    parameters, own = inspect.signature(builder).parameters, section.get("args") or {}
-    args = {key: value for key, value in known.items() if key in parameters}
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()) and "num_classes" not in own:
-        args["num_classes"] = classes
-    missing = [
-        p.name
-        for p in parameters.values()
-        if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD and {**args, **own}.get(p.name) is None
-    ]
-    if missing:
-        raise ConfigError(f"model.{missing[0]}", None, f"{name} needs it (or give it in model.args)")
-    model = _built(name, builder, args, own)
-    if shape and len(shape) == 3:
-        _fit_images(model, shape)
-    return model
-
-
-def _fit_images(model: nn.Module, shape: Sequence[int]) -> None:
-    """Do what CORDS' train loop does to ImageNet's stem for small images; make the last layer as wide as its input.
-
-    The ResNets of CORDS' wheel are made for images of 32×32: those of 64×64 leave four times as many features.
-    """
-    stem = getattr(model, "conv1", None)
-    if hasattr(model, "maxpool") and isinstance(stem, nn.Conv2d) and shape[1] <= 64:
-        model.conv1 = nn.Conv2d(shape[0], stem.out_channels, 3, padding=1, bias=False)
-        model.maxpool = nn.Identity()
-    last = getattr(model, "linear", None)
-    if isinstance(last, nn.Linear) and shape[1] > 32:
-        width = _width_at(model, last, shape)
-        if width is not None and width != last.in_features:
-            model.linear = nn.Linear(width, last.out_features)
-
-
-def _width_at(model: nn.Module, layer: nn.Module, shape: Sequence[int]) -> int | None:
-    """Count the numbers that reach a layer, tried on zeros."""
-    seen: list[int] = []
-    handle = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[-1]))
-    with contextlib.suppress(RuntimeError), torch.no_grad():
-        model.eval()(torch.zeros(1, *shape))
-    handle.remove()
-    model.train()
-    return seen[0] if seen else None
-
-
-ModelBuilder = Callable[..., "nn.Module"]
 _BUILDERS: dict[str, ModelBuilder] = {}
 # Ours, with the module of each and whether it takes features: a name can be checked without torch.
 _OURS = {
@@ -285,3 +215,72 @@ def _cords_names() -> set[str]:
 
     names = {n for n in vars(cords_models) if n[0].isupper() and callable(getattr(cords_models, n))}
     return names - {"Inception"} | set(RENAMED)
+
+
+def _build_cords(name: str, section: Mapping[str, Any], classes: int, shape: Sequence[int] | None) -> nn.Module:
+    from cords_dp.cords import cords_models
+
+    builder = getattr(cords_models, RENAMED.get(name, name))
+    input_dim = section.get("input_dim") or (shape[0] if shape and len(shape) == 1 else None)
+    if builder is getattr(cords_models, "LSTMClassifier", None):
+        glove_file(section.get("weight_path"), section.get("wordvec_dim"), "model.weight_path")
+    # CORDS' constructors name the same things differently.
+    known = {
+        "num_classes": classes,
+        "num_class": classes,
+        "n_out": classes,
+        "output_size": classes,
+        "input_dim": input_dim,
+        "hidden_units": section.get("h1") or 100,
+        "h1": section.get("h1") or 100,
+        "h2": section.get("h2") or 100,
+        "l1": section.get("l1") or 120,
+        "l2": section.get("l2") or 84,
+        "vgg_name": "VGG16",
+        "wordvec_dim": section.get("wordvec_dim"),
+        "weight_path": f"{Path(section.get('weight_path') or '.').expanduser()}/",  # CORDS appends the file's name
+        "num_layers": section.get("num_layers"),
+        "hidden_size": section.get("hidden_size"),
+    }
+    parameters, own = inspect.signature(builder).parameters, section.get("args") or {}
+    args = {key: value for key, value in known.items() if key in parameters}
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()) and "num_classes" not in own:
+        args["num_classes"] = classes
+    missing = [
+        p.name
+        for p in parameters.values()
+        if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD and {**args, **own}.get(p.name) is None
+    ]
+    if missing:
+        raise ConfigError(f"model.{missing[0]}", None, f"{name} needs it (or give it in model.args)")
+    model = _built(name, builder, args, own)
+    if shape and len(shape) == 3:
+        _fit_images(model, shape)
+    return model
+
+
+def _fit_images(model: nn.Module, shape: Sequence[int]) -> None:
+    """Do what CORDS' train loop does to ImageNet's stem for small images; make the last layer as wide as its input.
+
+    The ResNets of CORDS' wheel are made for images of 32×32: those of 64×64 leave four times as many features.
+    """
+    stem = getattr(model, "conv1", None)
+    if hasattr(model, "maxpool") and isinstance(stem, nn.Conv2d) and shape[1] <= 64:
+        model.conv1 = nn.Conv2d(shape[0], stem.out_channels, 3, padding=1, bias=False)
+        model.maxpool = nn.Identity()
+    last = getattr(model, "linear", None)
+    if isinstance(last, nn.Linear) and shape[1] > 32:
+        width = _width_at(model, last, shape)
+        if width is not None and width != last.in_features:
+            model.linear = nn.Linear(width, last.out_features)
+
+
+def _width_at(model: nn.Module, layer: nn.Module, shape: Sequence[int]) -> int | None:
+    """Count the numbers that reach a layer, tried on zeros."""
+    seen: list[int] = []
+    handle = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[-1]))
+    with contextlib.suppress(RuntimeError), torch.no_grad():
+        model.eval()(torch.zeros(1, *shape))
+    handle.remove()
+    model.train()
+    return seen[0] if seen else None
