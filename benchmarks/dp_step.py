@@ -34,8 +34,7 @@ from torch import Tensor, nn
 from cords_dp.config.settings import GRADIENT_MODES
 from cords_dp.cords import cords_models
 from cords_dp.models.convolutional import TanhCNN
-from cords_dp.models.lstm import FrozenVectors
-from cords_dp.models.private import make_private_ready
+from cords_dp.models.private import FrozenVectors, make_private_ready
 from cords_dp.noise.generators import noise_source, secure_generator
 from cords_dp.training.gradients.choose import choose_mode, try_modes
 from cords_dp.training.step import PlainEngine, PrivateEngine

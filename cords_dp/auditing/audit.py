@@ -96,7 +96,7 @@ def run_audit(
 
 
 def own_epsilon(cfg: Any) -> float:
-    """The budget that a config asks for."""
+    """Return the budget that a config asks for."""
     epsilon = cfg.get("privacy", {}).get("epsilon")
     if not isinstance(epsilon, (int, float)):
         raise ConfigError("privacy.epsilon", epsilon, "an audit needs a claim to try: name a budget with --epsilon")

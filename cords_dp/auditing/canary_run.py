@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from dotmap import DotMap
-from scipy.stats import beta
 from torch import Tensor
 from torch.utils.data import Dataset
 from tqdm import tqdm
@@ -19,10 +18,9 @@ from cords_dp.accounting.trade_off import trade_off
 from cords_dp.auditing.cost import epsilon_at
 from cords_dp.auditing.findings import Finding
 from cords_dp.auditing.null import NullSession
-from cords_dp.auditing.one_run import count_right, epsilon_from_guesses
-from cords_dp.auditing.one_run_curve import mu_from_guesses
+from cords_dp.auditing.one_run import count_right, epsilon_from_guesses, mu_from_guesses
 from cords_dp.auditing.toys import CRITERION, LENGTH, along_canaries, canaries, shifted_classes
-from cords_dp.auditing.trade_off import Counts, epsilon_of_events
+from cords_dp.auditing.trade_off import Counts, frequency_finding, rates_finding
 from cords_dp.config import thawed_copy
 from cords_dp.data.record_set import RecordSet, Splits, array_set, records_at
 from cords_dp.data.store import ArrayStore
@@ -80,14 +78,14 @@ class CanarySet:
         return Splits(train, validation, test, 2)
 
     def owners(self) -> tuple[list[str], list[str]] | None:
-        """Whose the records of D and V are, by name; None where the unit is a record."""
+        """Return whose the records of D and V are, by name; None where the unit is a record."""
         if self.each == 1:
             return None
         return [f"d{i // self.each}" for i in range(self.n * self.each)], [f"v{i}" for i in range(_HELD_OUT)]
 
 
 def audited_config(cfg: Any, epsilon: float, data: CanarySet, folder: str) -> DotMap:
-    """The config's strategy, schedule and privacy on the canary set, with a linear model whose weights hardly move.
+    """Put the config's strategy, schedule and privacy on the canary set, with a linear model whose weights hardly move.
 
     ε does not depend on the model or the learning rate; the canaries' gradients do, and stay long this way.
     """
@@ -156,7 +154,7 @@ class ObservedTraining(TrainClassifier):
         self._before = now
 
     def _last_drawn(self) -> np.ndarray:
-        """Which canaries, and what else, the newest batch holds."""
+        """Return which canaries, and what else, the newest batch holds."""
         assert self.data is not None
         return self.data.train.store.last // self.each
 
@@ -200,7 +198,7 @@ def observe(config: DotMap, data: CanarySet) -> Observed:
 
 
 def steps_taken(plan: PrivacyPlan, branch: int | None) -> tuple[PoissonGaussian, ...]:
-    """The events that the steps of each epoch are, once a release has chosen the branch."""
+    """Return the events that the steps of each epoch are, once a release has chosen the branch."""
     events = []
     for epoch in plan.shape.epochs:
         if epoch.steps and epoch.branched and branch is not None:
@@ -218,7 +216,7 @@ def _losses(weights: dict[str, Tensor], dataset: Dataset, indices: np.ndarray) -
 
 
 def audit_run(config: DotMap, data: CanarySet) -> list[Finding]:
-    """One training run; what its steps and what its final losses tell about the canaries."""
+    """Train once; say what the steps and what the final losses tell about the canaries."""
     run = observe(config, data)
     name, mu = f"run, {config['dss_args']['type']}", _claimed_mu(run.plan)
     findings = []
@@ -236,7 +234,7 @@ def audit_run(config: DotMap, data: CanarySet) -> list[Finding]:
 
 
 def step_scores(run: Observed) -> np.ndarray:
-    """The log-likelihood ratio of each canary, if every step were the charged event."""
+    """Return the log-likelihood ratio of each canary, if every step were the charged event."""
     rates, sigmas = (np.repeat([getattr(e, name) for e in run.steps], [e.count for e in run.steps])[:, None]
                      for name in ("rate", "sigma"))  # fmt: skip
     with np.errstate(over="ignore"):
@@ -257,7 +255,7 @@ def _guesses(name: str, run: Observed, scores: np.ndarray) -> Finding:
 
 
 def _curve(name: str, run: Observed, scores: np.ndarray, mu: float) -> Finding:
-    """The same guesses against the claimed μ of Gaussian DP; claim and bound are told as ε at the run's δ."""
+    """Hold the same guesses against the claimed μ of Gaussian DP; claim and bound are told as ε at the run's δ."""
     m, guesses, right = _guessed(run, scores)
     return Finding(
         name,
@@ -270,13 +268,13 @@ def _curve(name: str, run: Observed, scores: np.ndarray, mu: float) -> Finding:
 
 
 def _guessed(run: Observed, scores: np.ndarray) -> tuple[int, int, int]:
-    """Canaries, guesses, and how many of these are right. How many are made is fixed beforehand."""
+    """Count canaries, guesses, and how many of these are right. How many are made is fixed beforehand."""
     guesses = 2 * max(1, round(len(scores) * _GUESSED / 2))
     return len(scores), guesses, count_right(scores, run.included, guesses)
 
 
 def _claimed_mu(plan: PrivacyPlan) -> float | None:
-    """μ of the events on D; None where an event has no privacy loss distribution, or no μ dominates.
+    """Return μ of the events on D; None where an event has no privacy loss distribution, or no μ dominates.
 
     That a run composed otherwise (basic, or with a secret subset) claims less or more than this changes nothing: the
     events themselves are μ-GDP.
@@ -293,53 +291,32 @@ def _of_gaussian(mu: float, delta: float) -> float:
 
 
 def _trade_off(name: str, run: Observed) -> Finding:
-    """The same run, each canary a sample: independent if the noise on their coordinates and their coins are."""
+    """Take each canary of the run as a sample: independent if the noise on their coordinates and their coins are."""
     kinds = dict.fromkeys((e.sigma, e.rate) for e in run.steps)
     events = [PoissonGaussian(*kind, sum(e.count for e in run.steps if (e.sigma, e.rate) == kind)) for kind in kinds]
     # sums, not likelihood ratios: with less noise than charged those would lie far below the charged law's
     sums, middle = run.projections.sum(axis=0), sum(e.rate * e.count for e in events) / 2
     counts = Counts.above(middle, sums[run.included], sums[~run.included])
-    return Finding(
-        name,
-        "one run, trade-off",
-        epsilon_at(events, run.plan.delta),
-        run.plan.delta,
-        f"found {counts.hits} of {counts.inside}, false alarms {counts.false} of {counts.outside}",
-        lambda alpha: epsilon_of_events(events, counts, delta=run.plan.delta, alpha=alpha),
-    )
+    return rates_finding(name, "one run, trade-off", events, counts, run.plan.delta)
 
 
 def _drawn_steps(name: str, run: Observed) -> Finding:
-    """Single steps of the run, for an auditor who knows the coins: one Gaussian event (σ) each."""
+    """Judge single steps of the run, for an auditor who knows the coins: one Gaussian event (σ) each."""
     event = PoissonGaussian(min(e.sigma for e in run.steps), 1.0)
     counts = Counts.above(0.5, run.projections[run.drawn], run.projections[:, ~run.included].ravel())
-    return Finding(
-        name,
-        "one run, trade-off",
-        epsilon_at([event], run.plan.delta),
-        run.plan.delta,
-        f"found {counts.hits} of {counts.inside}, false alarms {counts.false} of {counts.outside}",
-        lambda alpha: epsilon_of_events([event], counts, delta=run.plan.delta, alpha=alpha),
-    )
+    return rates_finding(name, "one run, trade-off", [event], counts, run.plan.delta)
 
 
 def _frequency(name: str, run: Observed) -> Finding:
-    """How often the trainer drew the canaries that were in, against the rates that it was charged for."""
-    chances, delta = run.drawn[:, run.included], run.plan.delta
-    drawn, total = int(chances.sum()), chances.size
+    """Hold how often the trainer drew the canaries that were in against the rates that it was charged for."""
+    chances = run.drawn[:, run.included]
     rate, sigma = sum(e.count * e.rate for e in run.steps) / len(chances), min(e.sigma for e in run.steps)
-
-    def bound(alpha: float) -> float:
-        least = float(beta.ppf(alpha, drawn, total - drawn + 1)) if drawn else 0.0
-        return epsilon_at([PoissonGaussian(sigma, least)], delta) if least else 0.0
-
-    claimed = epsilon_at([PoissonGaussian(sigma, rate)], delta)
-    seen = f"drawn {drawn} times of {total}, charged rate {rate:.5f}"
-    return Finding(name, "one run, frequency", claimed, delta, seen, bound)
+    event, drawn = PoissonGaussian(sigma, rate), int(chances.sum())
+    return frequency_finding(name, "one run, frequency", event, run.plan.delta, drawn=drawn, total=chances.size)
 
 
 def _bookkeeping(name: str, run: Observed) -> Finding:
-    """What was charged is what was planned, and as many steps were taken as were charged."""
+    """Check that what was charged is what was planned, and that as many steps were taken as were charged."""
     planned, charged, taken = _counted(_on_d(run.plan)), _counted(run.charged), len(run.projections)
     violations = []
     if planned != charged:
@@ -355,7 +332,7 @@ def _bookkeeping(name: str, run: Observed) -> Finding:
 
 
 def _claim(plan: PrivacyPlan, delta: float) -> float:
-    """ε of the whole plan on D at another δ."""
+    """Return ε of the whole plan on D at another δ."""
     if plan.privacy.composition == "basic" or plan.inclusion < 1:
         return replace(plan, delta=delta).cost().training_data.epsilon
     return epsilon_at(_on_d(plan), delta)
@@ -373,7 +350,7 @@ def _counted(events: Any) -> dict[Event, int]:
 
 
 def audit_trainer(cfg: Any, epsilon: float, *, count: int) -> tuple[PrivacyPlan, list[Finding]]:
-    """The plan that a config leads to on the canary set, and what one run under it shows.
+    """Return the plan that a config leads to on the canary set, and what one run under it shows.
 
     Where the config names owners, canaries are owners of two records each.
     """

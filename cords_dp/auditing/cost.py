@@ -17,8 +17,8 @@ _GRID = 2e-3
 
 
 def epsilon_at(events: Sequence[Event], delta: float) -> float:
-    """ε at ``delta``: exact for one Gaussian event, else an upper bound that is the same function of the noise for
-    claims and for findings, so that less noise than charged can only mean more."""
+    """Return ε at ``delta``: exact for one Gaussian event, else an upper bound that is the same function of the noise
+    for claims and for findings, so that less noise than charged can only mean more."""
     gaussian = [event for event in events if isinstance(event, PoissonGaussian)]
     if len(gaussian) < len(events):
         return epsilon_bound(events, delta).epsilon
@@ -33,7 +33,7 @@ def composed(events: Sequence[PoissonGaussian]) -> PrivacyLossDistribution:
 
 @lru_cache(maxsize=64)  # bounds at two confidences try the same amounts of noise
 def _composed(events: tuple[PoissonGaussian, ...]) -> PrivacyLossDistribution:
-    """Pessimistic on any grid: a coarse one allows a little more, so it can only miss, never raise a false alarm."""
+    """Compose pessimistically: a coarse grid allows a little more, so it can miss, and never raise a false alarm."""
 
     grid = _GRID * max(1.0, min(event.sigma for event in events) ** -2)  # one for all, or they do not compose
 
@@ -46,7 +46,7 @@ def _composed(events: tuple[PoissonGaussian, ...]) -> PrivacyLossDistribution:
 
 
 def _of_one(event: PoissonGaussian, delta: float) -> float:
-    """The Gaussian mechanism's own profile (Balle & Wang 2018), amplified exactly: with q·δ(ε) at ln(1 + q(e^ε − 1)).
+    """Invert the Gaussian mechanism's profile (Balle & Wang 2018), amplified exactly: q·δ(ε) at ln(1 + q(e^ε − 1)).
 
     That is the direction in which the record is present, the larger of the two.
     """

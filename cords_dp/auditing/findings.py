@@ -55,7 +55,7 @@ class Verdict:
 
 
 def judge(findings: Sequence[Finding]) -> list[Verdict]:
-    """Bonferroni: all joint bounds hold at once with probability 1 − JOINT, so a sound build fails one run in 1000."""
+    """Judge findings (Bonferroni): all joint bounds hold with probability 1 − JOINT; 1 sound build in 1000 fails."""
     estimated = sum(f.bound is not None for f in findings)
     verdicts = []
     for finding in findings:
@@ -67,7 +67,7 @@ def judge(findings: Sequence[Finding]) -> list[Verdict]:
 
 
 def table(verdicts: Sequence[Verdict]) -> str:
-    """The verdicts for a terminal."""
+    """Render the verdicts for a terminal."""
     head = ("audited", "audit", "epsilon", "delta", "above, 95 %", "all, 99.9 %", "verdict")
     lines = [head, *(_cells(v) for v in verdicts)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]

@@ -10,13 +10,13 @@ import torch
 
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA
 from cords_dp.auditing.findings import Finding
-from cords_dp.auditing.toys import CRITERION, LENGTH, OneLinearLayer, SmallNet, toys
+from cords_dp.auditing.steps import AuditedSteps
+from cords_dp.auditing.toys import CRITERION, LENGTH, SmallNet, toys
 from cords_dp.auditing.transcripts import Bench, Query, Transcript, moved
 from cords_dp.errors import CordsDPError
-from cords_dp.noise.generators import noise_source, secure_generator
+from cords_dp.noise.generators import secure_generator
 from cords_dp.planning import PrivacyPlan
 from cords_dp.selection import Pool
-from cords_dp.training.step import PrivateEngine
 
 _SLACK = 1e-6
 _STEP_SLACK = 1e-3  # weights are float32
@@ -90,7 +90,7 @@ def _compare(
 
 
 def same_pools(one: Pool, two: Pool, ignored: np.ndarray) -> bool:
-    """Are all other records in both or in neither, with the same weights, chances and losses, to the last bit?"""
+    """Say whether all other records are in both or neither, with the same weights, chances and losses, bit by bit."""
 
     def parts(pool: Pool) -> list[np.ndarray]:
         order = np.argsort(pool.indices)
@@ -107,7 +107,7 @@ def same_pools(one: Pool, two: Pool, ignored: np.ndarray) -> bool:
 
 
 def _charges(plan: PrivacyPlan, real: Transcript) -> list[str]:
-    """Everything that was declared was charged, once a selection, and was drawn at least once."""
+    """Check that everything that was declared was charged, once a selection, and was drawn at least once."""
     expected = Counter((e.dataset, e.event) for e in plan.selection_entries())
     charged = Counter((e.dataset, e.event) for e in real.ledger.entries)
     merged: Counter = Counter()
@@ -122,7 +122,7 @@ def _charges(plan: PrivacyPlan, real: Transcript) -> list[str]:
 
 
 def audit_structure(plan: PrivacyPlan) -> Finding:
-    """Nothing about other records, no draw, no coin and no branch depends on the record that is zeroed."""
+    """Check that nothing about other records, no draw, no coin and no branch depends on the record that is zeroed."""
     assert plan.mechanism is not None
     worst, problems = replay_selection(plan)
     ratios = ", ".join(f"{name} {w.ratio:.3f}" for name, w in worst.items())
@@ -135,8 +135,8 @@ def audit_structure(plan: PrivacyPlan) -> Finding:
 
 
 def audit_step_replay(plan: PrivacyPlan, mode: str) -> Finding:
-    """Two neighbouring batches under the same noise: the step moves by at most one clip norm over b̄, whoever leaves."""
-    clip, owned = plan.privacy.max_grad_norm, plan.privacy.unit == "owner"
+    """Replay neighbouring batches under the same noise: a step moves by at most one clip norm, whoever leaves."""
+    owned = plan.privacy.unit == "owner"
     x, y = _batch()
     whose = torch.tensor(_WHOSE) if owned else torch.arange(len(y))
     ratios = []
@@ -144,7 +144,7 @@ def audit_step_replay(plan: PrivacyPlan, mode: str) -> Finding:
         key = secure_generator().bytes(16)
         batches = ((x[kept], y[kept], whose[kept]) for kept in (whose >= 0, whose != leaving))
         both = [_step(plan, mode, *batch, key) for batch in batches]
-        ratios.append(float((both[0] - both[1]).norm()) / clip)
+        ratios.append(float((both[0] - both[1]).norm()))
     largest = max(ratios)
     violations = () if largest <= 1 + _STEP_SLACK else (f"{_one(plan)} moves the step by {largest:.4g} clip norms",)
     seen = f"the step moves by at most {largest:.4f} clip norms"
@@ -156,7 +156,7 @@ _WHOSE = (0, 0, 0, 1, 1, 2)  # the records of `_batch`, where they have owners
 
 
 def _batch() -> tuple[torch.Tensor, torch.Tensor]:
-    """Ordinary records, one with a huge gradient, one with a tiny one, one that is not finite."""
+    """Make ordinary records, one with a huge gradient, one with a tiny one, one that is not finite."""
     generator = torch.Generator().manual_seed(1)
     x, y = torch.randn(6, 4, generator=generator), torch.arange(6) % 2
     x[1] *= LENGTH
@@ -168,20 +168,10 @@ def _batch() -> tuple[torch.Tensor, torch.Tensor]:
 def _step(
     plan: PrivacyPlan, mode: str, x: torch.Tensor, y: torch.Tensor, whose: torch.Tensor, key: bytes
 ) -> torch.Tensor:
-    """The noisy sum of one step, the noise fixed by the key. A weight above 1 is tried as well: it must count as 1."""
-    model, batch_size, owned = OneLinearLayer(x.shape[1]), 4, plan.privacy.unit == "owner"
-    inner = model.linear
-    engine = PrivateEngine(
-        model,
-        torch.optim.SGD(model.parameters(), lr=float(batch_size)),
-        CRITERION,
-        sigma=plan.sigma,
-        max_grad_norm=plan.privacy.max_grad_norm,
-        batch_size=batch_size,
-        mode=mode,
-        noise=noise_source(secure_generator(key)),
-        normalise=plan.privacy.clipping == "automatic",
-        by_owner=owned,
+    """Take a step under the noise of a key. A weight above 1 is tried as well: it must count as 1."""
+    privacy, owned = plan.privacy, plan.privacy.unit == "owner"
+    automatic = privacy.clipping == "automatic"
+    steps = AuditedSteps(
+        x.shape[1], mode, sigma=plan.sigma, clip=privacy.max_grad_norm, normalise=automatic, by_owner=owned, key=key
     )
-    engine.step(x, y, torch.full((len(y),), 2.0), *([whose] if owned else []))
-    return -torch.cat([inner.weight.detach().reshape(-1), inner.bias.detach()]).double()
+    return steps.sums(x, y, torch.full((len(y),), 2.0), *([whose] if owned else [])).double()

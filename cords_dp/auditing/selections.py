@@ -6,13 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from scipy.stats import beta
 
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, ExponentialPicks, GumbelFreeze, PoissonGaussian
 from cords_dp.auditing.cost import epsilon_at
 from cords_dp.auditing.findings import Finding
 from cords_dp.auditing.replay import Worst, audit_structure, replay_selection
-from cords_dp.auditing.trade_off import Counts, epsilon_of_events
+from cords_dp.auditing.trade_off import Counts, least_share, rates_finding
 from cords_dp.auditing.transcripts import Query, Recorder
 from cords_dp.config import PrivacySettings, SubsetSettings
 from cords_dp.noise.generators import secure_generator
@@ -53,13 +52,13 @@ def _audited(*, owned: bool) -> list[type[Mechanism]]:
 
 
 def audit_mechanism(plan: PrivacyPlan, *, draws: int) -> list[Finding]:
-    """Every release of one selection, on the neighbours that move it farthest."""
+    """Audit every release of one selection, on the neighbours that move it farthest."""
     worst = worst_pairs(plan)
     return [_audit_release(plan, r, worst.get(r.name), draws) for r in plan.releases() if r.event is not None]
 
 
 def worst_pairs(plan: PrivacyPlan) -> dict[str, Worst]:
-    """The neighbours that move each release farthest, in up to four selections: some noise leaves nobody to move."""
+    """Find the neighbours that move each release farthest, in up to four selections: some noise leaves few to move."""
     worst: dict[str, Worst] = {}
     for _ in range(_SELECTIONS):
         for name, found in replay_selection(plan)[0].items():  # what went wrong is `audit_structure`'s to tell
@@ -85,22 +84,12 @@ def _audit_release(plan: PrivacyPlan, release: Release, worst: Worst | None, dra
     assert isinstance(release.event, PoissonGaussian)
     event, copies = release.event.with_count(1), max(1, round(release.event.sigma))
     counts = _projected(plan, release, worst, draws, copies)
-    seen = (
-        f"found {counts.hits} of {counts.inside}, false alarms {counts.false} of {counts.outside}, groups of {copies}, "
-        f"one {plan.privacy.unit} moves it by {worst.ratio:.3f} sensitivities"
-    )
-    return Finding(
-        target,
-        "white box, trade-off",
-        epsilon_at([event], plan.delta),
-        plan.delta,
-        seen,
-        lambda alpha: epsilon_of_events([event], counts, delta=plan.delta, alpha=alpha, copies=copies),  # type: ignore[list-item]
-    )
+    seen = f"{counts.text()}, groups of {copies}, one {plan.privacy.unit} moves it by {worst.ratio:.3f} sensitivities"
+    return rates_finding(target, "white box, trade-off", [event], counts, plan.delta, seen=seen, copies=copies)
 
 
 def _releases(plan: PrivacyPlan, release: Release, generators: dict[str, Any]) -> Recorder:
-    """The package's own `Releases` for one draw; what is charged is checked elsewhere."""
+    """Return the package's own `Releases` for one draw; what is charged is checked elsewhere."""
     return Recorder([release], charge=lambda *_: None, generators=generators, secure=plan.privacy.secure_noise)
 
 
@@ -112,7 +101,7 @@ def _generators() -> dict[str, Any]:
 
 
 def _projected(plan: PrivacyPlan, release: Release, worst: Worst, draws: int, copies: int) -> Counts:
-    """Where the noisy output lies along the line between the neighbours, with ``copies`` of the record and without."""
+    """Count where noisy outputs lie on the line between the neighbours, with ``copies`` of the record and without."""
     other, generators = worst.without.values, _generators()
     direction = worst.with_record.values - other
     group = replace(worst.with_record, values=other + copies * direction)
@@ -128,7 +117,7 @@ def _projected(plan: PrivacyPlan, release: Release, worst: Worst, draws: int, co
 
 
 def _audit_picks(plan: PrivacyPlan, release: Release, target: str, draws: int) -> Finding:
-    """One pick of two records whose scores lie g·Δ apart: it falls on the higher with odds e^(g·ε₀/2).
+    """Audit one pick of two records whose scores lie g·Δ apart: it falls on the higher with odds e^(g·ε₀/2).
 
     The odds show ε₀, whatever else the selection does: the claim is that of the whole event with the charged ε₀.
     """
@@ -146,7 +135,7 @@ def _audit_picks(plan: PrivacyPlan, release: Release, target: str, draws: int) -
     higher = sum(picked() == 0 for _ in range(draws))
 
     def bound(alpha: float) -> float:
-        least = float(beta.ppf(alpha, higher, draws - higher + 1)) if higher else 0.0
+        least = least_share(higher, draws, alpha)
         shown = min(2 * float(np.log(least / (1 - least))) / far, _MOST * epsilon0) if least > 0.5 else 0.0
         return epsilon_at([replace(event, epsilon0=event.epsilon0 * shown / epsilon0)], plan.delta) if shown else 0.0
 

@@ -6,13 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from scipy.stats import beta
 
 from cords_dp.accounting import PoissonGaussian, calibrate
 from cords_dp.auditing.cost import epsilon_at
 from cords_dp.auditing.findings import Finding
 from cords_dp.auditing.toys import CRITERION, OneLinearLayer, along_canaries, canaries
-from cords_dp.auditing.trade_off import Counts, epsilon_of_events
+from cords_dp.auditing.trade_off import Counts, frequency_finding, rates_finding
 from cords_dp.data.owners import Owners
 from cords_dp.data.record_set import RecordSet, array_set
 from cords_dp.noise.generators import noise_source, secure_generator
@@ -31,8 +30,17 @@ class AuditedSteps:
     """A real engine on a linear layer that is set back to zero after each step."""
 
     def __init__(
-        self, inputs: int, mode: str, *, sigma: float, clip: float, normalise: bool = False, by_owner: bool = False
+        self,
+        inputs: int,
+        mode: str,
+        *,
+        sigma: float,
+        clip: float,
+        normalise: bool = False,
+        by_owner: bool = False,
+        key: bytes | None = None,
     ):
+        """Build the engine. ``key``: of the noise; None draws one."""
         self.model, self.clip = OneLinearLayer(inputs), clip
         self.inner = self.model.linear
         self.engine = PrivateEngine(
@@ -43,37 +51,39 @@ class AuditedSteps:
             max_grad_norm=clip,
             batch_size=_BATCH,
             mode=mode,
-            noise=noise_source(secure_generator()) if sigma else None,
+            noise=noise_source(secure_generator(key)) if sigma else None,
             normalise=normalise,
             by_owner=by_owner,
         )
 
     def step(self, *batch: torch.Tensor) -> torch.Tensor:
-        """Return the noisy sum that a step has released, in clip norms."""
+        """Return the noisy sum that a step has released, in clip norms: of the weights (classes × inputs)."""
+        return self.sums(*batch)[:, :-1]
+
+    def sums(self, *batch: torch.Tensor) -> torch.Tensor:
+        """Return the same with a last column for the biases."""
         self.engine.step(*batch)
-        moved = -self.inner.weight.detach().clone() / self.clip
-        with torch.no_grad():
-            self.inner.weight.zero_()
-            self.inner.bias.zero_()
+        moved = -torch.cat([self.inner.weight.detach(), self.inner.bias.detach()[:, None]], dim=1) / self.clip
+        self.model.reset()
         return moved
 
 
 def audit_step(plan: PrivacyPlan, mode: str, *, steps: int) -> Finding:
-    """The step given that the record was drawn: a Gaussian event (σ) and the hardest test of σ and clipping."""
+    """Audit the step given that the record was drawn: a Gaussian event (σ) and the hardest test of σ and clipping."""
     copies = max(1, min(8, round(plan.sigma)))
     inside, outside = _samples(plan, mode, 1.0, steps, copies)
     return _finding(f"step, record drawn ({mode})", plan, PoissonGaussian(plan.sigma, 1.0), inside, outside, copies)
 
 
 def audit_sampled_step(plan: PrivacyPlan, mode: str, *, steps: int) -> Finding:
-    """The step as it is charged: the event (q, σ), batches by the real sampler."""
+    """Audit the step as it is charged: the event (q, σ), batches by the real sampler."""
     inside, outside = _samples(plan, mode, plan.shape.rate, steps)
     event = PoissonGaussian(plan.sigma, plan.shape.rate)
     return _finding(f"step at its rate ({mode})", plan, event, inside, outside)
 
 
 def _samples(plan: PrivacyPlan, mode: str, rate: float, steps: int, copies: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """Projections of steps on canaries that were in and on canaries that were null.
+    """Return projections of steps on canaries that were in and on canaries that were null.
 
     Every step has 128 canaries (or groups of so many copies), each in by a fair coin. In a sound build coins and
     coordinates of the noise are independent, hence so are the samples. Where the unit is an owner, a canary is one.
@@ -117,19 +127,13 @@ def audit_rate(plan: PrivacyPlan, *, steps: int) -> Finding:
     dataset, each = _units(np.zeros((n, 1), dtype=np.float32), np.zeros(n, dtype=np.int64), owned=cap is not None)
     everyone, coins = Pool.everything(n * each), secure_generator()
     batches = poisson_batches(dataset, everyone, rate=rate, steps=steps, rng=coins, records_per_owner=cap)
-    drawn, total = sum(len(batch[-1] if cap is None else batch[-1].unique()) for batch in batches), n * steps
-
-    def bound(alpha: float) -> float:
-        least = float(beta.ppf(alpha, drawn, total - drawn + 1)) if drawn else 0.0
-        return epsilon_at([PoissonGaussian(plan.sigma, min(1.0, least))], plan.delta) if least else 0.0
-
-    claimed = epsilon_at([PoissonGaussian(plan.sigma, rate)], plan.delta)
-    seen = f"drawn {drawn} times of {total}, charged rate {rate:.5f}"
-    return Finding("sampling rate of a step", "white box, frequency", claimed, plan.delta, seen, bound)
+    drawn = sum(len(batch[-1] if cap is None else batch[-1].unique()) for batch in batches)
+    target, event = "sampling rate of a step", PoissonGaussian(plan.sigma, rate)
+    return frequency_finding(target, "white box, frequency", event, plan.delta, drawn=drawn, total=n * steps)
 
 
 def audit_training(epsilon: float, *, trainings: int, delta: float = 1e-3) -> Finding:
-    """End to end: a logistic model trained on eight records, and on the same with one of them null, many times over.
+    """Audit from end to end: train a logistic model on eight records, and with one of them null, many times over.
 
     The statistic is where the final weights lie along the record's gradient; the claim is that of all steps composed.
     """
@@ -141,14 +145,8 @@ def audit_training(epsilon: float, *, trainings: int, delta: float = 1e-3) -> Fi
         for first in (0, 1)
     )
     counts = Counts.above(rate * steps / 2, inside, outside)
-    return Finding(
-        f"logistic model, {steps} steps",
-        "two datasets, trade-off",
-        epsilon_at(events, delta),
-        delta,
-        f"{trainings} trainings with the record and as many without, {_rates(counts)}",
-        lambda alpha: epsilon_of_events(events, counts, delta=delta, alpha=alpha),
-    )
+    seen = f"{trainings} trainings with the record and as many without, {counts.text()}"
+    return rates_finding(f"logistic model, {steps} steps", "two datasets, trade-off", events, counts, delta, seen=seen)
 
 
 def _final_weights(pool: Pool, sigma: float, rate: float, steps: int, trainings: int) -> Iterator[float]:
@@ -172,20 +170,10 @@ def _final_weights(pool: Pool, sigma: float, rate: float, steps: int, trainings:
 def _finding(
     target: str, plan: PrivacyPlan, event: PoissonGaussian, inside: np.ndarray, outside: np.ndarray, copies: int = 1
 ) -> Finding:
-    kind, claimed = "white box, trade-off", epsilon_at([event], plan.delta)
+    kind = "white box, trade-off"
     if not (np.isfinite(inside).all() and np.isfinite(outside).all()):
+        claimed = epsilon_at([event], plan.delta)
         return Finding(target, kind, claimed, plan.delta, "", violations=("a step is not finite",))
     counts = Counts.above(copies / 2, inside, outside)
-    seen = _rates(counts) + (f", groups of {copies}" if copies > 1 else "")
-    return Finding(
-        target,
-        kind,
-        claimed,
-        plan.delta,
-        seen,
-        lambda alpha: epsilon_of_events([event], counts, delta=plan.delta, alpha=alpha, copies=copies),
-    )
-
-
-def _rates(counts: Counts) -> str:
-    return f"found {counts.hits} of {counts.inside}, false alarms {counts.false} of {counts.outside}"
+    seen = counts.text() + (f", groups of {copies}" if copies > 1 else "")
+    return rates_finding(target, kind, [event], counts, plan.delta, seen=seen, copies=copies)

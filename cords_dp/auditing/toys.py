@@ -55,7 +55,7 @@ class SmallNet(nn.Module):
 
 
 def canaries(count: int, inputs: int) -> tuple[np.ndarray, np.ndarray]:
-    """Dirac canaries: the clipped gradient of canary i is, but for 1 in 20,000, along weights that no other has.
+    """Make Dirac canaries: the clipped gradient of canary i is, but for 1 in 20,000, along weights that no other has.
 
     With two classes softmax − one-hot is a multiple of (1, −1), so the direction is the same at all weights.
     """
@@ -65,14 +65,14 @@ def canaries(count: int, inputs: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def along_canaries(gradient: Tensor, count: int) -> np.ndarray:
-    """How far a gradient of a two-class linear layer (classes × inputs) goes along each canary's own direction."""
+    """Return how far a gradient of a two-class linear layer (classes × inputs) goes along each canary's direction."""
     signs = 1 - 2 * (np.arange(count) % 2)  # class 0: p − one-hot is negative in row 0
     weight = gradient.detach().double().numpy()
     return signs * (weight[1, :count] - weight[0, :count]) / np.sqrt(2.0)
 
 
 def owners_of_all_sizes(count: int) -> Owners:
-    """Owners of one to four records each, which do not lie in a row."""
+    """Make owners of one to four records each, which do not lie in a row."""
     codes = np.repeat(np.arange(count), 1 + np.arange(count) % 4)
     return Owners(np.random.default_rng(11).permutation(codes), count)
 
@@ -133,13 +133,13 @@ def _classes(count: int, classes: int, seed: int, leave_out: int | None = None) 
 
 
 def _equal(count: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Records of a class are all alike: every score is a tie."""
+    """Make records of a class all alike: every score is a tie."""
     y = np.arange(count) % classes
     return np.eye(classes, _INPUTS, dtype=np.float32)[y], y
 
 
 def shifted_classes(count: int, share: float, seed: int, inputs: int = _INPUTS) -> tuple[np.ndarray, np.ndarray]:
-    """Two overlapping classes; ``share`` of the records are of class 1. Public: the seed is part of the audit."""
+    """Draw two overlapping classes; ``share`` of the records are of class 1. Public: the seed is part of the audit."""
     rng = np.random.default_rng(seed)
     y = (np.arange(count) < share * count).astype(np.int64)
     rng.shuffle(y)

@@ -17,6 +17,7 @@ from scipy.stats import beta, norm
 
 from cords_dp.accounting import PoissonGaussian
 from cords_dp.auditing.cost import LARGEST_EPSILON, composed, epsilon_at
+from cords_dp.auditing.findings import Finding
 
 _LEAST_NOISE = 1 / 16  # of σ: a test without error would otherwise show none at all
 
@@ -32,23 +33,65 @@ class Counts:
 
     @classmethod
     def above(cls, threshold: float, with_record: np.ndarray, without: np.ndarray) -> Counts:
-        """The test "the statistic exceeds a threshold", which must have been fixed before the samples were drawn."""
+        """Count for the test "the statistic exceeds a threshold", which was fixed before the samples were drawn."""
         hits, false = int((with_record > threshold).sum()), int((without > threshold).sum())
         return cls(hits, len(with_record), false, len(without))
 
     def least_power(self, alpha: float) -> float:
-        """Clopper–Pearson: the power is lower with probability at most ``alpha``."""
-        return float(beta.ppf(alpha, self.hits, self.inside - self.hits + 1)) if self.hits else 0.0
+        """Bound the power from below; it is lower with probability at most ``alpha``."""
+        return least_share(self.hits, self.inside, alpha)
 
     def largest_level(self, alpha: float) -> float:
-        """Clopper–Pearson: the share of false alarms is higher with probability at most ``alpha``."""
+        """Bound the share of false alarms from above; it is higher with probability at most ``alpha``."""
         if self.false == self.outside:
             return 1.0
         return float(beta.ppf(1 - alpha, self.false + 1, self.outside - self.false))
 
+    def text(self) -> str:
+        return f"found {self.hits} of {self.inside}, false alarms {self.false} of {self.outside}"
+
+
+def least_share(found: int, total: int, alpha: float) -> float:
+    """Bound a chance from below (Clopper–Pearson); it is lower with probability at most ``alpha``."""
+    return float(beta.ppf(alpha, found, total - found + 1)) if found else 0.0
+
+
+def rates_finding(
+    target: str,
+    kind: str,
+    events: Sequence[PoissonGaussian],
+    counts: Counts,
+    delta: float,
+    *,
+    seen: str = "",
+    copies: int = 1,
+) -> Finding:
+    """Hold the error rates of a test against the events that are charged (`epsilon_of_events`)."""
+    return Finding(
+        target,
+        kind,
+        epsilon_at(events, delta),
+        delta,
+        seen or counts.text(),
+        lambda alpha: epsilon_of_events(events, counts, delta=delta, alpha=alpha, copies=copies),
+    )
+
+
+def frequency_finding(
+    target: str, kind: str, event: PoissonGaussian, delta: float, *, drawn: int, total: int
+) -> Finding:
+    """Hold how often records were drawn against the rate of the event that is charged."""
+
+    def bound(alpha: float) -> float:
+        least = min(1.0, least_share(drawn, total, alpha))
+        return epsilon_at([replace(event, rate=least)], delta) if least else 0.0
+
+    seen = f"drawn {drawn} times of {total}, charged rate {event.rate:.5f}"
+    return Finding(target, kind, epsilon_at([event], delta), delta, seen, bound)
+
 
 def epsilon_of_rates(counts: Counts, *, delta: float, alpha: float) -> float:
-    """A lower bound on ε at ``delta`` that holds for every mechanism; wrong with probability at most ``alpha``.
+    """Return a lower bound on ε at ``delta`` that holds for every mechanism; wrong with probability at most ``alpha``.
 
     (ε, δ)-DP means TPR ≤ e^ε·FPR + δ and 1−FPR ≤ e^ε·(1−TPR) + δ. Each rate is bounded at alpha/2.
     """
@@ -60,7 +103,7 @@ def epsilon_of_rates(counts: Counts, *, delta: float, alpha: float) -> float:
 def epsilon_of_events(
     events: Sequence[PoissonGaussian], counts: Counts, *, delta: float, alpha: float, copies: int = 1
 ) -> float:
-    """ε at ``delta`` of the events with the most noise that the test does not refute.
+    """Return ε at ``delta`` of the events with the most noise that the test does not refute.
 
     ``copies``: the test told a group of so many equal records from none, under one event at rate 1. Noise for one is
     noise for a group at a multiple of the distance, where the same number of samples shows far more.
@@ -85,7 +128,7 @@ def scaled(events: Sequence[PoissonGaussian], factor: float) -> list[PoissonGaus
 
 
 def _closed_form(event: PoissonGaussian, power: float, level: float) -> float:
-    """By Neyman–Pearson the best test of N(0,σ²) against (1−q)N(0,σ²) + qN(1,σ²) is a threshold."""
+    """Invert the best test of N(0,σ²) against (1−q)N(0,σ²) + qN(1,σ²), by Neyman–Pearson a threshold."""
     share = (power - (1 - event.rate) * level) / event.rate  # the power given that the record was drawn
     if share >= 1:
         return 0.0
@@ -94,7 +137,7 @@ def _closed_form(event: PoissonGaussian, power: float, level: float) -> float:
 
 
 def _allowed(events: Sequence[PoissonGaussian], power: float, level: float) -> bool:
-    """Does the composition of the events allow such a test? Its PLD bounds TPR − e^ε·FPR by δ(ε), for every ε."""
+    """Say whether the events' composition allows such a test: its PLD bounds TPR − e^ε·FPR by δ(ε), for every ε."""
     epsilons = np.linspace(-4.0, 8.0, 97)
     deltas = np.asarray(composed(events).get_delta_for_epsilon(epsilons))
     forward = power - np.exp(epsilons) * level
@@ -103,7 +146,7 @@ def _allowed(events: Sequence[PoissonGaussian], power: float, level: float) -> b
 
 
 def _scale(allowed: Callable[[float], bool]) -> float:
-    """The largest factor of the noise at which the test is still allowed; less noise allows more."""
+    """Find the largest factor of the noise at which the test is still allowed; less noise allows more."""
     low, high = _LEAST_NOISE, 64.0
     if allowed(high):
         return math.inf

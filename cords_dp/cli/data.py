@@ -102,8 +102,8 @@ def data_fetch(args: argparse.Namespace) -> int:
 def data_describe(args: argparse.Namespace) -> int:
     import yaml
 
-    from cords_dp.data.sources.table.schema import parse_categories, parse_range, schema_template
     from cords_dp.data.sources.table.source import single_column_hint, table_file
+    from cords_dp.data.sources.table.template import parse_categories, parse_range, schema_template
     from cords_dp.files import write_durably
 
     header = _names(args.header)
@@ -182,7 +182,7 @@ def data_import(args: argparse.Namespace) -> int:
 
 def data_digest(args: argparse.Namespace) -> int:
     """Compare a file with a statement's digests; the answer is no where it is none of the run's files."""
-    from cords_dp.data.owner_digest import owner_digest, owner_key
+    from cords_dp.data.digests import owner_digest, owner_key
 
     try:
         data = json.loads(args.statement.read_text()).get("about", {}).get("data", {})

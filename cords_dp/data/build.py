@@ -1,8 +1,5 @@
 """From a config to the sets of a run: built, split, bound to a ledger, readable, as features, and in batches.
 
-Variants of published sets (fewer records of some classes, wrong labels, other images), to study selection, *define* the
-private dataset of an experiment; they are not mechanisms and are not charged. Real private data comes as it is.
-
 A ledger is continued on the same data and split only: `data_binding` is a digest of public facts.
 
 A run splits records by a permutation, so the number of a record in D says nothing to anybody else. Which rows of a
@@ -16,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -29,7 +26,8 @@ from cords_dp.config import thawed_copy, to_plain
 from cords_dp.config.settings import PRIVATE, UNREAD
 from cords_dp.data.feature_cache import with_features
 from cords_dp.data.fetch import image_arrays
-from cords_dp.data.handed_over import as_records, checked_splits, is_text, padded_splits, public_length
+from cords_dp.data.handed_over import as_records, checked_splits
+from cords_dp.data.padding import is_text, padded_splits, public_length
 from cords_dp.data.published import (
     DATASETS,
     dataset_name,
@@ -38,15 +36,22 @@ from cords_dp.data.published import (
     held_out,
     records_of,
     refuse_telling_rows,
-    shift_set,
 )
 from cords_dp.data.record_set import WHOLE, RecordSet, Share, Splits, array_set, sequential_batches
 from cords_dp.data.sources.base import find_source
 from cords_dp.data.store import ArrayStore, RawData
 from cords_dp.data.text_sets import TEXT_SETS, build_text
+from cords_dp.data.variants import (
+    cut_classes,
+    inverted,
+    keep_share,
+    mild_imbalance,
+    shift_set,
+    turned,
+    wrong_labels,
+)
 from cords_dp.errors import DatasetUnavailableError
 
-CUT_SHARE = 0.1
 _EVALUATION_BATCH = 1024
 UNREADABLE = (
     "Records that cannot be read, or differ in shape or type from the first one, contribute nothing: "
@@ -102,7 +107,7 @@ def _built(cfg: Mapping[str, Any], rng: np.random.Generator, share: Share) -> Sp
 def _split(
     labels: np.ndarray, section: Mapping[str, Any], rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Indices of training, validation and testing records, after the imbalance that the config asks for."""
+    """Return indices of training, validation and testing records, after the imbalance that the config asks for."""
     feature = feature_of(section)
     everything = np.arange(len(labels))
     if feature == "mildimb":
@@ -123,7 +128,7 @@ def _split(
 def _shifted(
     labels: np.ndarray, train: np.ndarray, section: Mapping[str, Any], classes: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The training rows that are kept and all labels, some wrong in the training set; validation stays as it is."""
+    """Return the training rows that are kept, and all labels, some wrong in the training set and none in validation."""
     kept = train[keep_share(labels[train], section.get("cut_classes") or (), float(section.get("cut_share") or 1), rng)]
     share, kind = float(section.get("label_noise") or 0.0), section.get("label_noise_kind") or "pair"
     noisy = labels.copy()
@@ -132,7 +137,7 @@ def _shifted(
 
 
 def _digits() -> RawData:
-    """scikit-learn's 8×8 digits; the publisher's order, the last fifth for testing. Pixels are 0…16.
+    """Return scikit-learn's 8×8 digits; the publisher's order, the last fifth for testing. Pixels are 0…16.
 
     Its file is read here: importing scikit-learn takes as long as training on it.
     """
@@ -158,66 +163,13 @@ def _cords_dataset(section: Mapping[str, Any]) -> Splits:
     return data._replace(train=everything, validation=Subset(everything, []))
 
 
-# --- variants ----------------------------------------------------------------------------------------------------
-
-
-def mild_imbalance(labels: np.ndarray, keep_range: tuple[float, float], rng: np.random.Generator) -> np.ndarray:
-    """Indices of a variant in which each class keeps a share drawn uniformly from ``keep_range``."""
-    kept = []
-    for label in np.unique(labels):
-        members = np.flatnonzero(labels == label)
-        size = round(len(members) * rng.uniform(*keep_range))
-        kept.append(rng.choice(members, size=max(1, size), replace=False))
-    return np.sort(np.concatenate(kept))
-
-
-def cut_classes(labels: np.ndarray, ratio: float, rng: np.random.Generator) -> np.ndarray:
-    """CORDS' ``classimb``: a share ``ratio`` of the classes is cut to a tenth of the smallest class."""
-    classes, counts = np.unique(labels, return_counts=True)
-    remaining = max(1, int(counts.min() * CUT_SHARE))
-    cut = rng.choice(classes, size=int(ratio * len(classes)), replace=False)
-    kept = []
-    for label in classes:
-        members = np.flatnonzero(labels == label)
-        kept.append(rng.choice(members, size=remaining, replace=False) if label in cut else members)
-    return np.sort(np.concatenate(kept))
-
-
-def keep_share(labels: np.ndarray, classes: Sequence[int], share: float, rng: np.random.Generator) -> np.ndarray:
-    """Indices of a variant in which some classes keep a share of their records."""
-    dropped = [
-        rng.choice(members, size=len(members) - max(1, round(share * len(members))), replace=False)
-        for members in (np.flatnonzero(labels == label) for label in classes)
-        if len(members)
-    ]
-    return np.setdiff1d(np.arange(len(labels)), np.concatenate(dropped)) if dropped else np.arange(len(labels))
-
-
-def wrong_labels(labels: np.ndarray, share: float, kind: str, classes: int, rng: np.random.Generator) -> np.ndarray:
-    """Labels of which a share is moved to the next class (``pair``) or drawn anew (``random``)."""
-    moved = rng.random(len(labels)) < share
-    other = (labels + 1) % classes if kind == "pair" else rng.integers(0, classes, len(labels))
-    return np.where(moved, other, labels)
-
-
-def inverted(images: np.ndarray) -> np.ndarray:
-    """Black for white: the same classes from another source."""
-    return 255 - images if images.dtype == np.uint8 else images.max() + images.min() - images
-
-
-def turned(images: np.ndarray) -> np.ndarray:
-    """A quarter turn of square images, given as (n, C, H, W) or as flat rows."""
-    side = round(images.shape[1] ** 0.5) if images.ndim == 2 else images.shape[-1]
-    return np.rot90(images.reshape(len(images), -1, side, side), axes=(2, 3)).reshape(images.shape)
-
-
 # --- which records these are -------------------------------------------------------------------------------------
 
 _PLACES = ("datadir", "cache")  # where files lie says nothing about what is in them
 
 
 def data_binding(config: Mapping[str, Any], seed: int | None, data: Splits, *, built: bool = False) -> str:
-    """A digest of the dataset section, the seed of the split, and which rows are in D and in V.
+    """Return a digest of the dataset section, the seed of the split, and which rows are in D and in V.
 
     Nothing about the records themselves goes in: a digest of private values could be tried out. So of datasets that the
     user hands over without saying which rows of what they are, only the kind and the size are known. ``built``: the
@@ -236,12 +188,12 @@ def data_binding(config: Mapping[str, Any], seed: int | None, data: Splits, *, b
 
 
 def _named(key: str, value: Any) -> Any:
-    """A file by its name, since it may be moved; what a source says about it is in its card."""
+    """Return a file by its name, since it may be moved; what a source says about it is in its card."""
     return PurePath(value).name if isinstance(value, str) and key.endswith(("path", "schema", "labels")) else value
 
 
 def described_rows(config: Mapping[str, Any], rows: np.ndarray | None, picked: list[int]) -> dict[str, Any]:
-    """Some records of D by their rows, and a sentence that says which rows these are."""
+    """Name some records of D by their rows, and say which rows these are."""
     name, section = dataset_name(config), config["dataset"]
     refuse_telling_rows(section)
     if rows is None:
@@ -260,7 +212,7 @@ def described_rows(config: Mapping[str, Any], rows: np.ndarray | None, picked: l
 
 
 def readable(data: Splits, config: Mapping[str, Any], *, private: bool, own: bool) -> Splits:
-    """A private run's records by themselves; ``own``: the user's, which are checked."""
+    """Make a private run's records readable, each by itself; ``own``: the user's, which are checked."""
     regression = bool(config["is_reg"])
     if private:
         data = padded_splits(data, config)
@@ -274,7 +226,7 @@ def readable(data: Splits, config: Mapping[str, Any], *, private: bool, own: boo
 
 
 def describe_padding(config: Mapping[str, Any]) -> list[str]:
-    """What a user of texts should know about `readable`."""
+    """Say what a user of texts should know about `readable`."""
     if not is_text(config):
         return []
     return [f"Every record is cut or filled up to {public_length(config)} words (dataset.max_length)."]

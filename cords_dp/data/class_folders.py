@@ -25,7 +25,7 @@ Labelled = Sequence[tuple[Path, int]]  # (file, label)
 
 
 def class_folder(name: str, datadir: Path) -> Path | None:
-    """Where the class folders of a set are; None where it is not in this form."""
+    """Find the class folders of a set; None where it is not in this form."""
     folder = datadir / name
     return folder if (folder / "train").is_dir() else None
 
@@ -38,7 +38,7 @@ def sorted_by_class(name: str, datadir: Path) -> bool:
 
 
 def read_class_folders(folder: Path, info: DatasetInfo) -> RawData:
-    """All images of a published set, class by class; refused unless classes, sizes and numbers are the published."""
+    """Read all images of a published set, class by class; refuse classes, sizes or numbers that were not published."""
     classes = _classes(folder / "train", info.num_classes)
     if (testing := _classes(folder / "test", info.num_classes)) != classes:
         missing = ", ".join(sorted({*classes} ^ {*testing}))
@@ -53,7 +53,7 @@ def read_class_folders(folder: Path, info: DatasetInfo) -> RawData:
 
 
 def read_tiny_imagenet(datadir: Path, info: DatasetInfo) -> RawData:
-    """The training images and, for testing, the publishers' validation images, whose test images have no labels."""
+    """Read the training images and, for testing, the publishers' validation images: their test set has no labels."""
     folder = datadir / _TINY
     if not (folder / "train").is_dir() or not (folder / "val").is_dir():
         raise DatasetUnavailableError(
@@ -78,7 +78,7 @@ def _jpegs(folder: Path) -> list[Path]:
 
 
 def _tiny_test_images(folder: Path, classes: list[str]) -> Labelled:
-    """As published, in one folder with a list of classes; or in a folder for each class, as CORDS rearranges them."""
+    """List test images: of one folder with a list of classes, as published, or by class, as CORDS rearranges them."""
     listed = folder / "val_annotations.txt"
     if not listed.is_file():
         return [(image, i) for i, name in enumerate(classes) for image in _jpegs(folder / name)]

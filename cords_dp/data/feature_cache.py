@@ -6,8 +6,6 @@ process ends, however it ends.
 
 Features are those of a record's x, whatever its label: labels are read from the store at every run, and what makes a
 record with an impossible label contribute nothing (`record_set.Target`) is laid over the features, never under them.
-
-A large array on disk that is written from its first row on; after a kill the next writer goes on where it ended.
 """
 
 from __future__ import annotations
@@ -94,7 +92,7 @@ class FeatureStore(LabelledStore):
 
 
 def threads_for(dataset: Dataset) -> contextlib.AbstractContextManager[None]:
-    """Who gets the threads of this process: whoever reads the rows of stored features, or else torch."""
+    """Give the threads of this process to the reader of stored features, if there is one, or else to torch."""
     if as_records(dataset).half_rows() is None:
         return contextlib.nullcontext()
     from cords_dp.data.half_rows import torch_on_one_thread  # late: it compiles
@@ -111,7 +109,7 @@ def with_features(
     device: str = "cpu",
     half: bool = False,
 ) -> RecordSet:
-    """The set with every record passed through ``transform``: computed once, in bounded memory.
+    """Pass every record of a set through ``transform``: once, in bounded memory.
 
     Where a store tells its content, the features of all of it are kept, so that every set of its rows finds its own; of
     several processes each computes those of its range. The file is named after the records' content and the transform.
@@ -141,8 +139,9 @@ def _features(reader: _Reader, transform: Transform, cache: Path | None, progres
         _make_private(cache)
         with FileLock(path.with_suffix(".lock")):  # two runs that start together compute them once
             if not path.is_file():
-                with growing(path, shape) as part:
-                    _write_features(reader, transform, part.features, progress, device, part)
+                part = GrowingFile(path, shape)
+                _write_features(reader, transform, part.features, progress, device, part)
+                part.finish()  # not after an error: what was written stays there for the next run
     return _stored(path, shape)
 
 
@@ -168,7 +167,7 @@ class _Reader:
         self._labels: Tensor | None = None
 
     def batches(self, size: int, first: int = 0) -> Iterator[Tensor]:
-        """The x of all records from ``first`` on. Their labels are noted on the way: reading may be slow."""
+        """Yield the x of all records from ``first`` on. Their labels are noted on the way: reading may be slow."""
         noted = self._labels  # in one piece: small pieces between large ones would break up the memory
         for start in range(first, self.size, size):
             places = np.arange(start, min(start + size, self.size))
@@ -192,7 +191,7 @@ class _Reader:
         return digest.hexdigest()[:24]
 
     def _read_content(self) -> Iterator[bytes]:
-        """What decides the records, in pieces, for a store that has nothing shorter to say."""
+        """Yield what decides the records, in pieces, for a store that has nothing shorter to say."""
         with shown_bar(total=self.size, unit="record", desc="reading", shown=self._progress, leave=False) as bar:
             for x in self.batches(_BATCH):
                 yield str((x.dtype, *x.shape[1:])).encode() + x.cpu().contiguous().numpy().tobytes()
@@ -200,7 +199,7 @@ class _Reader:
 
 
 def _stored(path: Path, shape: tuple[int, ...]) -> np.ndarray:
-    """Features that were computed before. Objects, whose unpickling could run code, are refused."""
+    """Map features that were computed before. Objects, whose unpickling could run code, are refused."""
     try:
         # "c": mapped, so that all processes share one copy in memory, and never written back
         features = np.load(path, mmap_mode="c", allow_pickle=False)
@@ -239,7 +238,7 @@ def _write_features(
 
 
 def _cores() -> int:
-    """Cores that this process may use."""
+    """Count the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -247,7 +246,10 @@ _SECONDS = 5.0  # between notes of how far the file has grown: what a kill can c
 
 
 class GrowingFile:
-    """``features``: the array, in half precision. ``rows``: how many of its rows are on the device for sure."""
+    """A large array on disk, written from its first row on; after a kill the next writer continues where it ended.
+
+    ``features``: the array, in half precision. ``rows``: how many of its rows are on the device for sure.
+    """
 
     def __init__(self, path: Path, shape: tuple[int, ...]):
         self._path = path
@@ -285,17 +287,9 @@ class GrowingFile:
             self._noted = time.monotonic()
 
     def finish(self) -> None:
-        """All rows are written: the file takes its name."""
+        """Give the file its name, once all rows are written."""
         self.features.flush()
         sync(self._part)
         os.replace(self._part, self._path)
         self._count.unlink(missing_ok=True)
         sync(self._path.parent)
-
-
-@contextlib.contextmanager
-def growing(path: Path, shape: tuple[int, ...]) -> Iterator[GrowingFile]:
-    """A file that gets the name ``path`` when the block ends, and is kept unfinished if it fails."""
-    file = GrowingFile(path, shape)
-    yield file
-    file.finish()

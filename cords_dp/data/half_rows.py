@@ -70,14 +70,14 @@ class HalfRows:
         return len(self._rows)
 
     def at(self, index: Tensor) -> HalfRows:
-        """Some of the rows."""
+        """Return some of the rows."""
         chosen = copy.copy(self)
         chosen._rows = self._rows[index.numpy()]
         chosen.shape = (len(chosen._rows), self.shape[1])
         return chosen
 
     def gathered(self) -> Tensor:
-        """The rows in memory of their own. Torch's threads would go on spinning beside ours for a while after this."""
+        """Copy the rows into memory of their own. Torch's threads would go on spinning beside ours for a while."""
         if njit is None:
             return torch.from_numpy(self._bits.view(np.float16)[self._rows])
         result = np.empty(self.shape, dtype=np.uint16)
@@ -85,11 +85,11 @@ class HalfRows:
         return torch.from_numpy(result.view(np.float16))
 
     def dense(self) -> Tensor:
-        """The rows themselves, in float32."""
+        """Return the rows themselves, in float32."""
         return torch.from_numpy(self._bits.view(np.float16)[self._rows]).float()
 
     def products(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """``rows · weightᵀ`` in float32, and the length of each row, in float64 and rounded up."""
+        """Compute ``rows · weightᵀ`` in float32, and the length of each row, in float64 and rounded up."""
         if njit is None:
             return self.products_by_torch(weight)
         classes, matrix = len(weight), _in_groups(weight).T.copy()
@@ -102,7 +102,7 @@ class HalfRows:
         return torch.from_numpy(result[:, :classes]), torch.from_numpy(np.sqrt(squares * _ROUNDING))
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        """``weightsᵀ · rows`` in float64, to `sum_error`. Rows that are not finite must have weight zero."""
+        """Compute ``weightsᵀ · rows`` in float64, to `sum_error`. Rows that are not finite must have weight zero."""
         if njit is None:
             return self.weighted_sum_by_torch(weights)
         classes, matrix = weights.shape[1], _in_groups(weights.T)
@@ -115,7 +115,7 @@ class HalfRows:
         return torch.from_numpy(parts[0][:classes])
 
     def products_by_torch(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """`products` in plain torch, under the same guarantee: lengths are summed in float64, from exact squares."""
+        """Compute `products` in plain torch, under the same guarantee: lengths are float64 sums of exact squares."""
         products, lengths = torch.empty(len(self), len(weight)), torch.empty(len(self), dtype=torch.float64)
         for part, rows in self._blocks():
             products[part] = rows @ weight.detach().T
@@ -125,7 +125,7 @@ class HalfRows:
         return products, lengths
 
     def weighted_sum_by_torch(self, weights: Tensor) -> Tensor:
-        """`weighted_sum` in plain torch, to `sum_error`: blocks of as many rows are added up, then their sums."""
+        """Compute `weighted_sum` in plain torch, to `sum_error`: add up blocks of as many rows, then their sums."""
         total = torch.zeros(weights.shape[1], self.shape[1], dtype=torch.float64)
         for part, rows in self._blocks():
             rows[~torch.isfinite(rows).all(dim=1)] = 0  # their weight is zero, and 0 · NaN is NaN
@@ -139,18 +139,18 @@ class HalfRows:
 
     @staticmethod
     def plain_sum(weights: Tensor) -> Tensor:
-        """The sum of the weights in float64, by blocks, so that `sum_error` holds in whatever order torch adds."""
+        """Add up the weights in float64, by blocks, so that `sum_error` holds in whatever order torch adds."""
         return torch.stack([block.sum(dim=0) for block in weights.double().split(_SUMMED_ROWS)]).sum(dim=0)
 
 
 def sum_error(rows: int) -> float:
-    """How far `HalfRows.weighted_sum` is off at most, as a share of the sum of its parts' sizes; float32 weights."""
+    """Return `HalfRows.weighted_sum`'s largest error, as a share of the sum of its parts' sizes; float32 weights."""
     additions = _SUMMED_ROWS + rows / _SUMMED_ROWS + 1 + _MOST_THREADS
     return 1.01 * additions * 2.0**-53  # a hundredth for terms of second order
 
 
 def _in_groups(rows: Tensor) -> np.ndarray:
-    """Rows as columns, and columns of zeros beside them, so that they make up whole groups."""
+    """Turn rows into columns, with columns of zeros beside them, so that they make up whole groups."""
     result = np.zeros((rows.shape[1], -(-len(rows) // _GROUP) * _GROUP), dtype=rows.detach().numpy().dtype)
     result[:, : len(rows)] = rows.detach().numpy().T
     return result
@@ -179,7 +179,7 @@ def _workers(rows: HalfRows) -> int:
 
 
 def _side_by_side(rows: HalfRows, function: Callable[[slice, int], Any]) -> None:
-    """``function(slice, number)`` on as many slices of the rows as there are threads to use."""
+    """Run ``function(slice, number)`` on as many slices of the rows as there are threads to use."""
     workers = _workers(rows)
     edges = np.linspace(0, len(rows), workers + 1).astype(int)
     parts = [slice(start, stop) for start, stop in itertools.pairwise(edges)]
@@ -205,7 +205,7 @@ def _gather(bits: np.ndarray, rows: np.ndarray, result: np.ndarray) -> None:
 
 @_compiled
 def _expand(bits: np.ndarray, scratch: np.ndarray, numbers: np.ndarray) -> None:
-    """Half-precision numbers as float32 in ``numbers``, whose bits ``scratch`` is.
+    """Write half-precision numbers as float32 into ``numbers``, whose bits ``scratch`` is.
 
     Infinity and NaN become 2¹⁶ or more.
     """
@@ -253,7 +253,7 @@ def _add_square(x: np.ndarray, squares: np.ndarray, i: int) -> None:
 
 @_compiled
 def _multiply(x: np.ndarray, weight: np.ndarray, start: int, size: int, sums: np.ndarray) -> None:
-    """Four rows with five classes at a time: a number that is loaded serves four or five sums, all in registers."""
+    """Multiply four rows with five classes at a time: a number that is loaded serves four or five sums."""
     x0, x1, x2, x3 = x[0], x[1], x[2], x[3]
     for c in range(0, len(weight), _GROUP):
         w0, w1, w2 = weight[c, start:], weight[c + 1, start:], weight[c + 2, start:]
@@ -279,7 +279,7 @@ def _multiply(x: np.ndarray, weight: np.ndarray, start: int, size: int, sums: np
 
 @_compiled
 def _weighted_sum(bits: np.ndarray, rows: np.ndarray, weights: np.ndarray, out: np.ndarray) -> None:
-    """A block of rows is added up in the nearest cache, in float64 as all of them are."""
+    """Add up a block of rows in the nearest cache, in float64 as all of them are."""
     classes, width = out.shape
     four = np.zeros((4, _SUMMED_COLUMNS), np.int32)
     x = four.view(np.float32)
@@ -305,7 +305,7 @@ def _weighted_sum(bits: np.ndarray, rows: np.ndarray, weights: np.ndarray, out: 
 
 @_compiled
 def _add_rows(x: np.ndarray, size: int, f: np.ndarray, sums: np.ndarray) -> None:
-    """Four rows and five classes at a time: a sum is read and written a quarter as often, a number a fifth."""
+    """Add four rows and five classes at a time: a sum is read and written a quarter as often, a number a fifth."""
     x0, x1, x2, x3 = x[0], x[1], x[2], x[3]
     for c in range(0, len(sums), _GROUP):
         s0, s1, s2, s3, s4 = sums[c], sums[c + 1], sums[c + 2], sums[c + 3], sums[c + 4]

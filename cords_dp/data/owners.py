@@ -66,7 +66,7 @@ class Numbered:
 
 
 def _plain(name: Any) -> str | None:
-    """The name as a text, in one form; None for none: an empty text, None, or no number.
+    """Return the name as a text, in one form; None for none: an empty text, None, or no number.
 
     A column of whole numbers in which some are missing is read as one of fractions: 7.0 is 7.
     """
@@ -109,7 +109,7 @@ def owner_rows(codes: np.ndarray, held_out: float, testing: float, rng: np.rando
 
 
 def own_file(codes: np.ndarray, elsewhere: np.ndarray) -> tuple[np.ndarray, Owners]:
-    """All rows of a set with a file of its own, without the records of owners who are in another set already.
+    """Return all rows of a set with a file of its own, without the records of owners who are in another set already.
 
     They count as owners here, without a record: how many owners the file has does not tell who is elsewhere.
     """

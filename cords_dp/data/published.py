@@ -1,7 +1,4 @@
-"""What is public of the datasets that come by name, and what their section of a config may say. Nothing is read.
-
-The paper's synthetic set with a shift between training, validation and test classes.
-"""
+"""What is public of the datasets that come by name, and what their section of a config may say. Nothing is read."""
 
 from __future__ import annotations
 
@@ -10,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from cords_dp.config.keys import SOURCE_KEYS
 from cords_dp.config.settings import PRIVATE
 from cords_dp.config.values import folder, path
@@ -19,9 +14,9 @@ from cords_dp.data.class_folders import sorted_by_class
 from cords_dp.data.sources.base import VALIDATION_FRACTION, Facts, find_source, source_names
 from cords_dp.data.store import PixelConstants
 from cords_dp.data.text_sets import TEXT_SETS
+from cords_dp.data.variants import SYNTHETIC_FEATURES
 from cords_dp.errors import ConfigError
 
-FEATURES = 10
 FEATURE_NAMES = ("dss", "classimb", "mildimb", "shift")
 
 __all__ = ["DATASETS", "DatasetInfo", "dataset_name"]
@@ -46,7 +41,7 @@ DATASETS: dict[str, DatasetInfo] = {
     "cifar100": DatasetInfo(50_000, 10_000, (3, 32, 32), 100, (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
     "tinyimagenet": DatasetInfo(100_000, 10_000, (3, 64, 64), 200, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     "digits": DatasetInfo(1_437, 360, (64,), 10),
-    "synthetic": DatasetInfo(4_000, 500, (FEATURES,), 2),
+    "synthetic": DatasetInfo(4_000, 500, (SYNTHETIC_FEATURES,), 2),
 }
 _ALIASES = {"sklearn-digits": "digits"}
 # Sets that CORDS reads with fixed constants.
@@ -89,7 +84,7 @@ def check_dataset(cfg: Mapping[str, Any], *, private: bool) -> None:
 
 
 def public_facts(cfg: Mapping[str, Any]) -> Facts | None:
-    """What is public of a set before it is read; None for one whose records have to be looked at."""
+    """Return what is public of a set before it is read; None for one whose records have to be looked at."""
     name = dataset_name(cfg)
     if (source := find_source(name)) is not None:
         return source.facts(cfg["dataset"])
@@ -102,7 +97,7 @@ def public_facts(cfg: Mapping[str, Any]) -> Facts | None:
 
 
 def _why_not(name: str) -> str:
-    """The reason why a set cannot be read privately."""
+    """Return the reason why a set cannot be read privately."""
     if name in _STANDARDISED:
         return "CORDS standardises it with statistics of the training records, which no budget pays for"
     if name == "boston":
@@ -112,7 +107,7 @@ def _why_not(name: str) -> str:
 
 
 def has_classes(cfg: Mapping[str, Any]) -> bool:
-    """Is it a set whose labels are known to be classes?"""
+    """Say whether it is a set whose labels are known to be classes."""
     facts = public_facts(cfg)
     if facts is not None:
         return bool(facts.classes)
@@ -120,7 +115,7 @@ def has_classes(cfg: Mapping[str, Any]) -> bool:
 
 
 def _check_built(section: Mapping[str, Any], name: str, feature: Any) -> None:
-    """The rest of the section, for a set that is built here. Its sizes are public, so they are checked now."""
+    """Check the rest of the section, for a set that is built here. Its sizes are public, so they are checked now."""
     info = DATASETS[name]
     if feature not in FEATURE_NAMES:
         raise ConfigError("dataset.feature", feature, f"must be one of {', '.join(FEATURE_NAMES)}")
@@ -167,7 +162,7 @@ def splits_off_validation(cfg: Mapping[str, Any]) -> bool:
 
 
 def for_testing(section: Mapping[str, Any], total: int) -> int:
-    """Training records that serve as the test set, for choosing settings: the published test set stays unseen."""
+    """Count the training records that serve as the test set, for choosing settings without the published test set."""
     return int(total * (section.get("test_from_train") or 0.0))
 
 
@@ -185,7 +180,7 @@ def _check_shift(section: Mapping[str, Any], classes: int) -> None:
 
 
 def known_sizes(cfg: Mapping[str, Any]) -> tuple[int, int] | None:
-    """(n, |V|) where the config alone tells them; None where the data must be counted, also for a private test set."""
+    """Return (n, |V|) where the config alone tells them; None where data, or a private test set, must be counted."""
     name, section = dataset_name(cfg), cfg["dataset"]
     if name not in DATASETS or feature_of(section) != "dss" or section.get("test") == PRIVATE:
         return None
@@ -233,30 +228,7 @@ def _read_from_class_folders(section: Mapping[str, Any]) -> bool:
 
 
 def _cut_by(section: Mapping[str, Any]) -> str | None:
-    """The key by which records are left out of D for what they hold."""
+    """Return the key by which records are left out of D for what they hold."""
     if feature_of(section) in ("classimb", "mildimb"):
         return "feature"
     return next((key for key in ("cut_classes", "cut_column") if section.get(key)), None)
-
-
-# share of class 0 in training, validation and test: 1:9, 6:4, 9:1
-CLASS_SHARES = (0.1, 0.6, 0.9)
-
-
-def shift_set(num_samples: int, separation: float, rng: np.random.Generator) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(x, y) of training, validation and test: 80 %, 10 % and 10 % of ``num_samples``.
-
-    Two Gaussian classes in ten dimensions whose means lie ``separation`` apart, so that they overlap
-    and the class shares of the training set decide where a model puts its border.
-    """
-    direction = rng.normal(size=FEATURES)
-    direction *= separation / 2 / np.linalg.norm(direction)
-    validation = test = num_samples // 10
-    parts = []
-    for size, share in zip((num_samples - validation - test, validation, test), CLASS_SHARES, strict=True):
-        y = np.ones(size, dtype=np.int64)
-        y[: round(size * share)] = 0
-        rng.shuffle(y)
-        x = rng.normal(size=(size, FEATURES)) + np.where(y[:, None] == 1, direction, -direction)
-        parts.append((x.astype(np.float32), y))
-    return parts

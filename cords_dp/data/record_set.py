@@ -48,7 +48,7 @@ class Share:
             raise ConfigError("train_args.shares", list(self.weights), fix)
 
     def bounds(self, total: int) -> tuple[int, int]:
-        """The range of row numbers that is this part: where one part ends the next begins, the last at ``total``."""
+        """Return the range of row numbers that is this part: where it ends the next begins, the last at ``total``."""
         weights = np.array(self.weights or (1.0,) * self.size)
         edges = np.floor(np.concatenate([[0.0], np.cumsum(weights) / weights.sum()]) * total + 0.5).astype(np.int64)
         edges[-1] = total
@@ -82,11 +82,11 @@ class Target(ABC):
 
     @abstractmethod
     def guarded(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Records whose impossible targets do no harm, each by itself."""
+        """Make impossible targets do no harm, each record by itself."""
 
     @abstractmethod
     def labels(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Targets, and which of them are possible."""
+        """Return targets, and which of them are possible."""
 
 
 _IGNORED = -100  # torch's cross-entropy leaves such a record out
@@ -162,11 +162,11 @@ class RecordSet(Dataset, Generic[S]):
         return (x, y) if self.target is None else self.target.guarded(x, y)
 
     def no_records(self) -> tuple[Tensor, Tensor]:
-        """An empty batch, which tells the shape and type of a record, also in a part that has none."""
+        """Return an empty batch, which tells the shape and type of a record, also in a part that has none."""
         return self.batch(np.arange(0))
 
     def labels(self) -> tuple[Tensor, Tensor]:
-        """All targets, and which of them are possible."""
+        """Return all targets, and which of them are possible."""
         y = self.store.labels(self.rows)
         return (y, torch.ones(len(y), dtype=torch.bool)) if self.target is None else self.target.labels(y)
 
@@ -175,7 +175,7 @@ class RecordSet(Dataset, Generic[S]):
         return self.labels()[0]
 
     def half_rows(self) -> HalfRows | None:
-        """All features where they are stored in half precision; None where they are not.
+        """Return all features where they are stored in half precision; None where they are not.
 
         Records with impossible labels keep their features here: whoever uses them leaves out those that `labels` does
         not know.
@@ -188,20 +188,20 @@ class RecordSet(Dataset, Generic[S]):
         return RecordSet(self.store, self.rows, target, self.part, self.owners)
 
     def with_store(self, store: T, rows: np.ndarray | None = None) -> RecordSet[T]:
-        """The same records in another store, at other rows of it if these are given."""
+        """Return the same records in another store, at other rows of it if these are given."""
         return RecordSet(store, self.rows if rows is None else rows, self.target, self.part, self.owners)
 
     def at(self, indices: np.ndarray) -> RecordSet[S]:
-        """Some of the records, as a set of their own."""
+        """Return some of the records, as a set of their own."""
         return self._at(indices, self.store, 0, None)
 
     def kept(self, mask: np.ndarray) -> RecordSet[S]:
-        """The set, or part of a set, without some of its records."""
+        """Return the set, or part of a set, without some of its records."""
         part = None if self.part is None else Part(self.part.total, self.part.places[mask], self.part.rows_digest)
         return self._at(np.flatnonzero(mask), self.store, 0, part)
 
     def cut(self, share: Share, ranges: dict[int, Store] | None = None) -> RecordSet:
-        """What this process holds of the set. One that was read as a part stays as it is.
+        """Return what this process holds of the set. One that was read as a part stays as it is.
 
         ranges: of stores that were cut before, by the store's id, for sets that share one.
         """
@@ -217,13 +217,13 @@ class RecordSet(Dataset, Generic[S]):
         return self._at(places, ranges[id(self.store)], start, Part(len(self), places))
 
     def _whole_owners(self, share: Share, owners: Owners) -> RecordSet[S]:
-        """What this process holds where no owner may be in two parts: a range of owners, of the whole store."""
+        """Return what this process holds where no owner may be in two parts: a range of owners, of the whole store."""
         start, stop = share.bounds(owners.count)
         places = _places(owners.codes, start, stop)
         return self._at(places, self.store, 0, Part(len(self), places))
 
     def _at(self, indices: np.ndarray, store: T, first: int, part: Part | None) -> RecordSet[T]:
-        """Some of the records, out of a store that begins with row ``first``."""
+        """Return some of the records, out of a store that begins with row ``first``."""
         owners = None if self.owners is None else self.owners.at(indices)
         return RecordSet(store, self.rows[indices] - first, self.target, part, owners)
 
@@ -245,7 +245,7 @@ class RecordSet(Dataset, Generic[S]):
         return None if self.part is None else self.part.places
 
     def binding(self, *, built: bool) -> list[Any]:
-        """What a ledger is bound to: the whole set's rows, since a run may be resumed by more or fewer processes.
+        """Return what a ledger is bound to: the whole set's rows, as a run may be resumed by more or fewer processes.
 
         Which rows belong to whom, and how many an owner has, is private: there the number of owners alone goes in.
         """
@@ -258,19 +258,19 @@ class RecordSet(Dataset, Generic[S]):
         return ["rows", self.part.total, self.part.rows_digest]
 
     def file_rows(self) -> np.ndarray | None:
-        """The row of each record where the set was made from; None for a set that does not tell, as a part."""
+        """Return the row of each record where the set was made from; None for a set that does not tell, as a part."""
         told = self.part is None and self.owners is None  # rows by owner tell which records belong together
         return self.store.file_rows(self.rows) if told else None
 
     # -- what the source has handed out -------------------------------------------------------------------
 
     def handed_out(self) -> Dataset:
-        """What the source has handed out, or this process's part: a sum over more would count records twice."""
+        """Return what the source has handed out, or this process's part: a sum over more would count records twice."""
         store = self.store.innermost()
         return RecordSet(store, self.rows, owners=self.owners) if store.dataset is None else store.dataset
 
     def with_handed_out(self, change: Callable[[Dataset], Dataset]) -> RecordSet:
-        """What the source has handed out, changed; whatever guards its records stays around them."""
+        """Change what the source has handed out; whatever guards its records stays around them."""
         return self.with_store(self.store.with_handed_out(change(self.handed_out())))
 
 
@@ -286,23 +286,23 @@ class Splits(NamedTuple):
     num_classes: int
 
     def each(self, change: Callable[[Any], Any]) -> Splits:
-        """The same function of all three sets."""
+        """Apply the same function to all three sets."""
         return Splits(change(self.train), change(self.validation), change(self.test), self.num_classes)
 
 
 def cut_splits(data: Splits, share: Share) -> Splits:
-    """What this process holds of all three sets; those of one store share its range."""
+    """Return what this process holds of all three sets; those of one store share its range."""
     ranges: dict[int, Store] = {}
     return data.each(lambda records: records.cut(share, ranges))
 
 
 def _places(rows: np.ndarray, start: int, stop: int) -> np.ndarray:
-    """Of a set's rows those in the range, by their places in the set."""
+    """Return the places in a set of those of its rows that lie in the range."""
     return np.flatnonzero((rows >= start) & (rows < stop))
 
 
 def read_part(total: int, rows: np.ndarray | None, share: Share, read: Callable[[int, int], T]) -> RecordSet[T]:
-    """The part of a set of ``rows`` (None: all) of a store of ``total`` records.
+    """Read the part of a set of ``rows`` (None: all) of a store of ``total`` records.
 
     Of the store, ``read(start, stop)`` reads the range of this process alone.
     """
@@ -320,7 +320,7 @@ def array_set(
     std: Sequence[float] = (),
     rows: np.ndarray | None = None,
 ) -> RecordSet[ArrayStore]:
-    """Records in memory. For several sets of the same arrays make one `ArrayStore`, which they share."""
+    """Make a set of records in memory. For several sets of the same arrays make one `ArrayStore`, which they share."""
     return RecordSet(ArrayStore(x, y, mean, std), rows)
 
 
@@ -328,14 +328,14 @@ def array_set(
 
 
 def records_at(dataset: Dataset, indices: np.ndarray) -> tuple[Tensor, Tensor]:
-    """Records by index: at once where the dataset can (``batch``), one by one elsewhere."""
+    """Read records by index: at once where the dataset can (``batch``), one by one elsewhere."""
     if hasattr(dataset, "batch"):
         return dataset.batch(indices)
     return collated([dataset[int(i)] for i in indices], lambda: dataset[0])
 
 
 def collated(records: list[Any], first: Callable[[], Any]) -> tuple[Tensor, Tensor]:
-    """Records as one batch; of none, an empty batch in the shape of the first record.
+    """Join records to one batch; of none, an empty batch in the shape of the first record.
 
     What torch says about records that do not fit together tells their shapes: it stays here.
     """
@@ -349,7 +349,7 @@ def collated(records: list[Any], first: Callable[[], Any]) -> tuple[Tensor, Tens
 
 
 def sequential_batches(dataset: Dataset, size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """All records in order, ``size`` at a time."""
+    """Yield all records in order, ``size`` at a time."""
     total = len(dataset)  # type: ignore[arg-type]
     for start in range(0, total, size):
         yield records_at(dataset, np.arange(start, min(start + size, total)))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -38,7 +38,7 @@ class Store(ABC):
 
     constants: public numbers that reading depends on, for the name of cached features. names: of the records, for a
     table of predictions. dataset: what was handed over as a torch dataset. may_fail: can reading raise, or give records
-    of different shapes? Such a store is guarded (`handed_over.ReadableStore`), and any is that does not say otherwise.
+    of different shapes? Such a store is guarded (`readable.ReadableStore`), and any is that does not say otherwise.
     """
 
     constants: Any = None
@@ -66,14 +66,14 @@ class Store(ABC):
         return None
 
     def content(self) -> Iterator[bytes] | None:
-        """Bytes that decide the x of every record in the store, in pieces.
+        """Yield bytes that decide the x of every record in the store, in pieces.
 
         Features are then kept for the whole store. None: they are kept for each set, named after what is read.
         """
         return None
 
     def half_rows(self, rows: np.ndarray) -> HalfRows | None:
-        """Features in half precision, to be read where they lie; None where there are none."""
+        """Return features in half precision, to be read where they lie; None where there are none."""
         return None
 
     def range(self, start: int, stop: int) -> Store:
@@ -83,11 +83,11 @@ class Store(ABC):
     # -- which records these are: public facts ------------------------------------------------------------
 
     def binding(self, rows: np.ndarray, *, built: bool) -> list[Any]:
-        """What a ledger is bound to (`build.data_binding`). ``built``: the store was made from the config."""
+        """Return what a ledger is bound to (`build.data_binding`). ``built``: the store was made from the config."""
         return ["rows", len(rows), digest_of_rows(rows)]
 
     def file_rows(self, rows: np.ndarray) -> np.ndarray | None:
-        """The numbers of records in their file or published set; None where the store does not tell."""
+        """Return the numbers of records in their file or published set; None where the store does not tell."""
         return rows
 
     def origins(self, rows: np.ndarray) -> list[Origin]:
@@ -95,21 +95,21 @@ class Store(ABC):
         return [Origin(self, rows)]
 
     def identifiers(self, column: str) -> list[Any]:
-        """The values of a column of the file that the records were read from."""
+        """Return the values of a column of the file that the records were read from."""
         raise ConfigError("--id", column, "only the records of a table have columns")
 
     # -- what a source has handed out (`sources.base.Source.sums`, ``prepared``) ---------------------------
 
     def innermost(self) -> Store:
-        """The store as its source has handed it out, without what was put around it since."""
+        """Return the store as its source has handed it out, without what was put around it since."""
         return self
 
     def with_handed_out(self, dataset: Any) -> Store:
-        """The same store around another set of the source's."""
+        """Return the same store around another set of the source's."""
         return dataset.store
 
     def guard(self) -> Any:
-        """The `handed_over.ReadableStore` among the stores, from the outermost inwards; None if there is none."""
+        """Return the `readable.ReadableStore` among the stores, from the outermost inwards; None if there is none."""
         return None
 
 
@@ -240,9 +240,20 @@ class PixelConstants(NamedTuple):
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
+    @classmethod
+    def of(cls, card: Mapping[str, Sequence[float]]) -> PixelConstants:
+        """Read the constants that `to_plain` has put into a card."""
+        return cls(tuple(card["mean"]), tuple(card["std"]))
+
+    def to_plain(self) -> dict[str, list[float]]:
+        return {"mean": list(self.mean), "std": list(self.std)}
+
+
+IMAGENET = PixelConstants((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
 
 def normalised(pixels: Tensor, constants: PixelConstants) -> Tensor:
-    """Pixels N×C×H×W of 0…255 by public constants."""
+    """Normalise pixels N×C×H×W of 0…255 by public constants."""
     mean, std = (torch.tensor(values).reshape(1, -1, 1, 1) * 255 for values in constants)
     return (pixels.float() - mean) / std
 
@@ -277,7 +288,7 @@ class ArrayStore(LabelledStore):
 
 
 def memory_of(x: Tensor, rows: np.ndarray) -> tuple[np.ndarray, int]:
-    """Where rows of a tensor begin in memory, and how far each reaches.
+    """Return where rows of a tensor begin in memory, and how far each reaches.
 
     That is to the next one at least: between rows that lie apart are other columns of the same records, or records that
     nobody can tell from them.

@@ -40,12 +40,12 @@ class TextDataset(Dataset):
 
 
 def word_numbers(text: str, vocabulary: Mapping[str, int]) -> list[int]:
-    """Lower-case words and marks, with ``n't`` and ``'s`` as words of their own, as GloVe has them."""
+    """Number the lower-case words and marks, with ``n't`` and ``'s`` as words of their own, as GloVe has them."""
     return [vocabulary[word] for word in _WORDS.findall(text.lower()) if word in vocabulary]
 
 
 def glove_file(folder: Any, dimension: Any, key: str) -> Path:
-    """The file of GloVe's vectors; ``key`` is the config's key for its folder."""
+    """Find the file of GloVe's vectors; ``key`` is the config's key for its folder."""
     if folder is None or dimension is None:
         raise ConfigError(key, folder, "say where GloVe's vectors are (weight_path) and how long (wordvec_dim)")
     path = Path(folder).expanduser() / f"glove.6B.{dimension}d.txt"
@@ -103,7 +103,7 @@ def _lines(path: Path, encoding: str = "utf-8") -> list[str]:
 
 
 def _treebank(folder: Path, classes: int) -> Parts:
-    """Stanford's sentiment treebank with CORDS' lists of phrases; a sentiment in [0, 1] becomes a class."""
+    """Read Stanford's sentiment treebank with CORDS' lists of phrases; a sentiment in [0, 1] becomes a class."""
     sentiment = dict(line.split("|") for line in _lines(folder / "sentiment_labels.txt")[1:])
     phrases = {number: phrase for phrase, number in (s.rsplit("|", 1) for s in _lines(folder / "dictionary.txt"))}
 
@@ -123,7 +123,7 @@ def _trec(folder: Path, _: int) -> Parts:
 
 
 def _hub(*address: str, text: str = "text", label: str = "label") -> Reader:
-    """A set of Hugging Face's hub."""
+    """Read a set of Hugging Face's hub."""
 
     def read(_: Path, __: int) -> Parts:
         return {name: _pairs(part, text, label) for name, part in _load_from_hub(address).items()}

@@ -169,7 +169,8 @@ def read_table_schema(given: Any, x: pd.DataFrame, *, target: str, classes: Any,
     a template for these columns: from their names and types, no value is read.
     """
     from cords_dp.data.sources.table.files import open_frame
-    from cords_dp.data.sources.table.schema import Schema, load_schema, read_schema, schema_template
+    from cords_dp.data.sources.table.schema import Schema, load_schema, read_schema
+    from cords_dp.data.sources.table.template import schema_template
 
     if given is None:
         file = open_frame(with_target(x, np.zeros(len(x)), target))

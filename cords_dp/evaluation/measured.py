@@ -23,7 +23,6 @@ from cords_dp.evaluation.released import EDGES, ReleasedTest
 from cords_dp.evaluation.threshold import ScoreHistogram
 
 BY_CLASS, CONFUSION = "by_class", "confusion_matrix"
-CHOICES = (*metrics.CLASSIFIER_METRICS, BY_CLASS, CONFUSION, *metrics.REGRESSION_METRICS)
 _MOST_CLASSES = 20  # of which a confusion matrix is shown unless it is asked for
 
 

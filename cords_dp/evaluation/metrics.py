@@ -87,11 +87,6 @@ def precision(confusion: np.ndarray) -> np.ndarray:
     return _ratios(np.diag(confusion), confusion.sum(axis=0))
 
 
-def class_shares(confusion: np.ndarray) -> np.ndarray:
-    """Return which share of the records each class has."""
-    return _ratios(confusion.sum(axis=1), np.full(len(confusion), confusion.sum()))
-
-
 def base_rate(confusion: np.ndarray) -> float:
     """Return the accuracy of always predicting the most frequent class."""
     return _ratio(confusion.sum(axis=1).max(), confusion.sum())

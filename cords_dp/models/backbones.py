@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cords_dp.config.values import suggest
-from cords_dp.data.store import PixelConstants
+from cords_dp.data.store import IMAGENET, PixelConstants
 from cords_dp.errors import ConfigError
 from cords_dp.models.features import Features, FrozenFeatures, module_features, registered_features
 from cords_dp.models.scattering import Scattering
@@ -20,7 +20,6 @@ from cords_dp.models.sentences import check_sentence_model, sentence_features
 
 OUR_FEATURES = ("scattering", "leaves", "leaves:mirrored", "leaves:steady")  # of images, from nothing but their names
 _SIDE = 224  # what torchvision's classifiers were trained on
-_IMAGENET = PixelConstants((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _SMALLEST = 8  # pixels a side that two scales of wavelets need
 _KINDS = ", ".join(map(repr, OUR_FEATURES)) + ", 'torchvision:NAME', 'sentence:FOLDER', or a registered name"
 
@@ -45,7 +44,7 @@ def check_features(section: Mapping[str, Any]) -> None:
 def build_features(
     section: Mapping[str, Any], input_shape: Sequence[int], constants: PixelConstants | None
 ) -> Features | None:
-    """The features that a config names, for records of this shape. ``constants``: their pixels', if known."""
+    """Build the features that a config names, for records of this shape. ``constants``: their pixels', if known."""
     check_features(section)
     name = section.get("features")
     if name is None:
@@ -89,8 +88,7 @@ def _check_torchvision(name: str, what: str, weights: Any) -> None:
 def _torchvision_features(
     name: str, what: str, weights: Any, input_shape: Sequence[int], constants: PixelConstants | None
 ) -> FrozenFeatures:
-    """The input of the network's last linear layer, on images of 224×224, minus its own mean."""
-
+    """Return the input of the network's last linear layer, on images of 224×224, minus its own mean."""
     if len(input_shape) != 3 or input_shape[0] not in (1, 3):
         raise ConfigError("model.features", name, f"is for images, not for records of shape {tuple(input_shape)}")
     from torchvision import models as networks
@@ -120,12 +118,12 @@ class _Centred(nn.Module):
 
 
 def _prepared(images: Tensor, constants: PixelConstants | None) -> Tensor:
-    """Images as the network knows them: ImageNet's constants in place of the dataset's, in colour, of its size."""
+    """Prepare images as the network knows them: by ImageNet's constants, in colour, of its size."""
     if constants is not None:
         images = images * _by_channel(constants.std, images) + _by_channel(constants.mean, images)
     images = images.expand(-1, 3, -1, -1)
     if constants is not None:
-        images = (images - _by_channel(_IMAGENET.mean, images)) / _by_channel(_IMAGENET.std, images)
+        images = (images - _by_channel(IMAGENET.mean, images)) / _by_channel(IMAGENET.std, images)
     return F.interpolate(images, size=(_SIDE, _SIDE), mode="bilinear", align_corners=False, antialias=True)
 
 
@@ -147,7 +145,6 @@ def _load_weights(network: nn.Module, what: str, weights: Any) -> None:
 
 
 def _downloaded(what: str) -> Mapping[str, Tensor]:
-
     from torchvision import models as networks
 
     published = networks.get_model_weights(what).DEFAULT

@@ -24,6 +24,7 @@ from cords_dp.data.text_sets import glove_file
 from cords_dp.errors import ConfigError, CordsDPError, MechanismError
 from cords_dp.models.backbones import OUR_FEATURES, build_features
 
+ModelBuilder = Callable[..., "nn.Module"]
 _SEEDED = threading.Lock()  # torch's global generator is shared by all threads: one model at a time draws from it
 
 
@@ -68,7 +69,7 @@ def build_model(
 
 
 def _built(name: str, builder: ModelBuilder, args: Mapping[str, Any], own: Mapping[str, Any]) -> nn.Module:
-    """``builder`` with arguments and with ``model.args``; what it cannot use is told as the config's mistake."""
+    """Call ``builder`` with arguments and with ``model.args``; what it cannot use is told as the config's mistake."""
     parameters = inspect.signature(builder).parameters
     if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         for key in own:
@@ -110,13 +111,110 @@ def check_outputs(model: nn.Module, record: torch.Tensor, wanted: int) -> None:
 
 
 def _predicted(model: nn.Module, record: torch.Tensor) -> torch.Tensor:
-    """What the model, in evaluation mode, makes of zeros."""
+    """Return what the model, in evaluation mode, makes of zeros."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     with torch.no_grad():
         return model.eval()(torch.zeros_like(record, device=device)[None])
 
 
+# --- names -----------------------------------------------------------------------------------------
+
+_BUILDERS: dict[str, ModelBuilder] = {}
+# Ours, with the module of each and whether it takes features: a name can be checked without torch.
+_OURS = {
+    "LinearHead": ("heads", True),
+    "MLPHead": ("heads", True),
+    "ScatterLinear": ("scattering", False),
+    "ScatterCNN": ("scattering", False),
+    "TanhCNN": ("convolutional", False),
+    "WideResNet": ("convolutional", False),
+}
+
+
+def register_model(name: str, builder: ModelBuilder, *, force: bool = False) -> None:
+    """Make ``model.architecture = name`` build ``builder(num_classes=…, input_shape=…, **model.args)``.
+
+    A builder with an argument ``input_norm`` is also told the length that no record exceeds, where it is known, and one
+    with an argument ``features`` is given what ``model.features`` names (`features.Features`, or None).
+    """
+    if is_registered(name) and not force:
+        raise MechanismError(f"there is a model {name!r} already; pass force=True to replace it")
+    _BUILDERS[name] = builder
+
+
+def model_names() -> list[str]:
+    """List every name that ``model.architecture`` may have."""
+    return sorted({*_OURS, *_BUILDERS, *_cords_names()})
+
+
+def check_model(cfg: Mapping[str, Any], *, own_data: bool = False) -> None:
+    """Refuse a model section that cannot be used. ``own_data``: the config does not say what the data is."""
+    section = cfg["model"]
+    name = section.get("architecture")
+    if not (is_registered(name) or name in _COMMON or name in _cords_names()):
+        raise ConfigError("model.architecture", name, f"unknown; known are {', '.join(model_names())}")
+    if is_registered(name) and takes_features(name):
+        _check_features(section)
+    elif section.get("features") is not None:
+        fix = f"{name} has features of its own: leave this key out (None), or use LinearHead or MLPHead"
+        raise ConfigError("model.features", section["features"], fix)
+    info = None if own_data else public_facts(cfg)
+    class_count(section, len(info.classes) or None if info else None)
+    inputs = section.get("input_dim")
+    if info and inputs is not None and len(info.shape) == 1 and inputs != info.shape[0]:
+        raise ConfigError("model.input_dim", inputs, f"a record has {info.shape[0]} numbers; leave the key out")
+
+
+def class_count(section: Mapping[str, Any], of_data: int | None) -> int | None:
+    """Return how many classes the model tells apart, which must be those of the data; None where nobody says."""
+    counts = {f"model.{key}": section[key] for key in ("numclasses", "num_classes") if section.get(key) is not None}
+    for key, count in counts.items():
+        if of_data is not None and count != of_data:
+            raise ConfigError(key, count, f"the data has {of_data} classes; say so, or leave the key out")
+    if len(set(counts.values())) > 1:
+        raise ConfigError("model.num_classes", section["num_classes"], "contradicts model.numclasses; give one of them")
+    return next(iter(counts.values()), of_data)
+
+
+def is_registered(name: Any) -> bool:
+    """Say whether it is one of ours, or a third party's. The others are CORDS'."""
+    return name in _BUILDERS or name in _OURS
+
+
+def builder_of(name: str) -> ModelBuilder:
+    """Return what builds a model that is registered."""
+    if name not in _BUILDERS:
+        _BUILDERS[name] = getattr(importlib.import_module(f"cords_dp.models.{_OURS[name][0]}"), name)
+    return _BUILDERS[name]
+
+
+def takes_features(name: str) -> bool:
+    return takes(_BUILDERS[name], "features") if name in _BUILDERS else _OURS[name][1]
+
+
+def takes(builder: ModelBuilder, argument: str) -> bool:
+    return argument in inspect.signature(builder).parameters
+
+
+def _check_features(section: Mapping[str, Any]) -> None:
+    if section.get("features") in (None, *OUR_FEATURES) and section.get("weights") is None:
+        return
+    from cords_dp.models.backbones import check_features
+
+    check_features(section)
+
+
 # --- CORDS' own models ---------------------------------------------------------------------------
+
+RENAMED = {"LSTM": "LSTMClassifier"}
+_COMMON = frozenset({"LogisticRegNet", "TwoLayerNet", "MnistNet", "ResNet18"})  # every CORDS has them: no need to look
+
+
+def _cords_names() -> set[str]:
+    from cords_dp.cords import cords_models
+
+    names = {n for n in vars(cords_models) if n[0].isupper() and callable(getattr(cords_models, n))}
+    return names - {"Inception"} | set(RENAMED)
 
 
 def _build_cords(name: str, section: Mapping[str, Any], classes: int, shape: Sequence[int] | None) -> nn.Module:
@@ -162,7 +260,7 @@ def _build_cords(name: str, section: Mapping[str, Any], classes: int, shape: Seq
 
 
 def _fit_images(model: nn.Module, shape: Sequence[int]) -> None:
-    """What CORDS' train loop does to ImageNet's stem for small images; and a last layer as wide as its input.
+    """Do what CORDS' train loop does to ImageNet's stem for small images; make the last layer as wide as its input.
 
     The ResNets of CORDS' wheel are made for images of 32×32: those of 64×64 leave four times as many features.
     """
@@ -178,7 +276,7 @@ def _fit_images(model: nn.Module, shape: Sequence[int]) -> None:
 
 
 def _width_at(model: nn.Module, layer: nn.Module, shape: Sequence[int]) -> int | None:
-    """How many numbers reach a layer, tried on zeros."""
+    """Count the numbers that reach a layer, tried on zeros."""
     seen: list[int] = []
     handle = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape[-1]))
     with contextlib.suppress(RuntimeError), torch.no_grad():
@@ -186,102 +284,3 @@ def _width_at(model: nn.Module, layer: nn.Module, shape: Sequence[int]) -> int |
     handle.remove()
     model.train()
     return seen[0] if seen else None
-
-
-ModelBuilder = Callable[..., "nn.Module"]
-_BUILDERS: dict[str, ModelBuilder] = {}
-# Ours, with the module of each and whether it takes features: a name can be checked without torch.
-_OURS = {
-    "LinearHead": ("heads", True),
-    "MLPHead": ("heads", True),
-    "ScatterLinear": ("scattering", False),
-    "ScatterCNN": ("scattering", False),
-    "TanhCNN": ("convolutional", False),
-    "WideResNet": ("convolutional", False),
-}
-
-
-def register_model(name: str, builder: ModelBuilder, *, force: bool = False) -> None:
-    """Make ``model.architecture = name`` build ``builder(num_classes=…, input_shape=…, **model.args)``.
-
-    A builder with an argument ``input_norm`` is also told the length that no record exceeds, where it is known, and one
-    with an argument ``features`` is given what ``model.features`` names (`frozen.Features`, or None).
-    """
-    if is_registered(name) and not force:
-        raise MechanismError(f"there is a model {name!r} already; pass force=True to replace it")
-    _BUILDERS[name] = builder
-
-
-def model_names() -> list[str]:
-    """Every name that ``model.architecture`` may have."""
-    return sorted({*_OURS, *_BUILDERS, *_cords_names()})
-
-
-def check_model(cfg: Mapping[str, Any], *, own_data: bool = False) -> None:
-    """Refuse a model section that cannot be used. ``own_data``: the config does not say what the data is."""
-    section = cfg["model"]
-    name = section.get("architecture")
-    if not (is_registered(name) or name in _COMMON or name in _cords_names()):
-        raise ConfigError("model.architecture", name, f"unknown; known are {', '.join(model_names())}")
-    if is_registered(name) and takes_features(name):
-        _check_features(section)
-    elif section.get("features") is not None:
-        fix = f"{name} has features of its own: leave this key out (None), or use LinearHead or MLPHead"
-        raise ConfigError("model.features", section["features"], fix)
-    info = None if own_data else public_facts(cfg)
-    class_count(section, len(info.classes) or None if info else None)
-    inputs = section.get("input_dim")
-    if info and inputs is not None and len(info.shape) == 1 and inputs != info.shape[0]:
-        raise ConfigError("model.input_dim", inputs, f"a record has {info.shape[0]} numbers; leave the key out")
-
-
-def class_count(section: Mapping[str, Any], of_data: int | None) -> int | None:
-    """How many classes the model tells apart, which must be those of the data; None where nobody says."""
-    counts = {f"model.{key}": section[key] for key in ("numclasses", "num_classes") if section.get(key) is not None}
-    for key, count in counts.items():
-        if of_data is not None and count != of_data:
-            raise ConfigError(key, count, f"the data has {of_data} classes; say so, or leave the key out")
-    if len(set(counts.values())) > 1:
-        raise ConfigError("model.num_classes", section["num_classes"], "contradicts model.numclasses; give one of them")
-    return next(iter(counts.values()), of_data)
-
-
-def is_registered(name: Any) -> bool:
-    """Is it one of ours, or a third party's? The others are CORDS'."""
-    return name in _BUILDERS or name in _OURS
-
-
-def builder_of(name: str) -> ModelBuilder:
-    """What builds a model that is registered."""
-    if name not in _BUILDERS:
-        _BUILDERS[name] = getattr(importlib.import_module(f"cords_dp.models.{_OURS[name][0]}"), name)
-    return _BUILDERS[name]
-
-
-def takes_features(name: str) -> bool:
-    return takes(_BUILDERS[name], "features") if name in _BUILDERS else _OURS[name][1]
-
-
-def takes(builder: ModelBuilder, argument: str) -> bool:
-    return argument in inspect.signature(builder).parameters
-
-
-def _check_features(section: Mapping[str, Any]) -> None:
-    if section.get("features") in (None, *OUR_FEATURES) and section.get("weights") is None:
-        return
-    from cords_dp.models.backbones import check_features
-
-    check_features(section)
-
-
-# --- CORDS' own models ---------------------------------------------------------------------------
-
-RENAMED = {"LSTM": "LSTMClassifier"}
-_COMMON = frozenset({"LogisticRegNet", "TwoLayerNet", "MnistNet", "ResNet18"})  # every CORDS has them: no need to look
-
-
-def _cords_names() -> set[str]:
-    from cords_dp.cords import cords_models
-
-    names = {n for n in vars(cords_models) if n[0].isupper() and callable(getattr(cords_models, n))}
-    return names - {"Inception"} | set(RENAMED)

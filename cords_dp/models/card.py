@@ -51,7 +51,7 @@ class ModelCard:
 
     @staticmethod
     def from_json(content: str) -> ModelCard:
-        """Raises `ModelUnavailableError` for what no run has written."""
+        """Read a card; raise `ModelUnavailableError` for what no run has written."""
         try:
             facts = json.loads(content)
             version = facts.pop("format")
@@ -89,7 +89,7 @@ class ModelCard:
         return _DTYPES[self.dtype]
 
     def build(self) -> nn.Module:
-        """The model as it was trained, without its weights."""
+        """Build the model as it was trained, without its weights."""
         config = {"model": self.model, "dataset": {"name": "custom"}, "is_reg": self.regression}
         model = build_model(
             config,
@@ -105,7 +105,7 @@ class ModelCard:
 
 
 def features_of(model: nn.Module) -> Any:
-    """Settings of a model's frozen features, as JSON gives them back; None where it has none."""
+    """Return settings of a model's frozen features, as JSON gives them back; None where it has none."""
     transform = getattr(model, "input_transform", None)
     return None if transform is None else json.loads(json.dumps([transform.name, *transform.settings]))
 

@@ -30,7 +30,7 @@ _GROUP = 250
 
 
 def dead_leaves(count: int, shape: Sequence[int], *, seed: int) -> Tensor:
-    """``count`` images of ``shape`` (channels, height, width) in float32, each with standard deviation 1."""
+    """Draw ``count`` images of ``shape`` (channels, height, width) in float32, each with standard deviation 1."""
     channels, height, width = shape
     random = np.random.Generator(np.random.PCG64(seed))
     images = np.empty((count, channels, height, width))
@@ -60,7 +60,7 @@ def other_views(images: Tensor, *, seed: int) -> Tensor:
 
 
 def _leaves(draws: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Place, half axes, direction, kind and shade of each leaf, on the finer grid."""
+    """Draw place, half axes, direction, kind and shade of each leaf, on the finer grid."""
     smallest, largest = _FINER * _RADII[0], _FINER * _RADII[1] * min(height, width)
     size, down, across, angle, longer, kind, shade, _ = np.moveaxis(draws, -1, 0)
     radius = (smallest**-2 + size * (largest**-2 - smallest**-2)) ** -0.5
@@ -74,7 +74,7 @@ def _leaves(draws: np.ndarray, height: int, width: int) -> np.ndarray:
 
 
 def _colours(draws: np.ndarray) -> np.ndarray:
-    """Mostly light and dark, a little colour, as in photographs."""
+    """Draw colours: mostly light and dark, a little colour, as in photographs."""
     normal = ndtri(draws)
     return _LIGHT * normal[..., :1] + _COLOUR * normal[..., 1:]
 

@@ -35,7 +35,7 @@ _ZERO = np.float32(0)
 
 
 def fast_scattering(height: int, width: int) -> Callable[[Tensor], Tensor] | None:
-    """A function of images N×C×H×W to N×C×81×H/4×W/4; None for sizes that have no transform in lanes."""
+    """Return a function of images N×C×H×W to N×C×81×H/4×W/4; None for sizes that have no transform in lanes."""
     filters = wavelets(height, width)
     if any(factors(size) is None or factors(size // 2) is None for size in filters.padded):
         return None
@@ -62,7 +62,7 @@ def _scattering(filters: Wavelets) -> Callable[[Tensor], Tensor]:
 
 
 def _channels(spectrum: Any, result: Any, fine: Any, coarse: Any, smoothing: Any, height: int, width: int) -> None:
-    """Channels 1 to 80 of every map. What is compiled stands in `_pairs`, made for one size."""
+    """Fill in channels 1 to 80 of every map. What is compiled stands in `_pairs`, made for one size."""
 
 
 @overload(_channels, prefer_literal=True)
@@ -92,7 +92,7 @@ def _run(
     width: int,
     source: int,
 ) -> None:
-    """Compiled once for each size and kept on disk: functions made for a size cannot be kept by themselves."""
+    """Run what was compiled for a size and kept on disk: functions made for a size cannot be kept by themselves."""
     numba.literally(height)
     numba.literally(width)
     numba.literally(source)  # numba sees changes of this file only; the number stands for all sources
@@ -105,7 +105,7 @@ def _source() -> int:
 
 
 def _pairs(height: int, width: int) -> Compiled:
-    """Two maps at a time."""
+    """Compile the transform of two maps at a time."""
     tall, wide = padded_size(height, width)
     area, quarter, kept = tall * wide, tall * wide // 4, (height // 4) * (width // 4)
     half_tall, half_wide = tall // 2, wide // 2
@@ -118,7 +118,7 @@ def _pairs(height: int, width: int) -> Compiled:
 
     @compiled
     def spread(spectrum: np.ndarray, z: np.ndarray) -> None:
-        """The spectra of two maps, each repeated for all angles."""
+        """Repeat the spectra of two maps for all angles."""
         for p in range(area):
             for part in range(2):
                 first, second = spectrum[0, p, part], spectrum[1, p, part]
@@ -130,7 +130,7 @@ def _pairs(height: int, width: int) -> Compiled:
 
     @compiled
     def to_half_size(z: np.ndarray, filters: np.ndarray, out: np.ndarray) -> None:
-        """Filtered at the second scale; frequencies that coincide at half the size are added up."""
+        """Filter at the second scale; add up frequencies that coincide at half the size."""
         for part in range(2):
             for y in range(half_tall):
                 source = z[part * area * _PAIR + y * wide * _PAIR :]
@@ -146,7 +146,7 @@ def _pairs(height: int, width: int) -> Compiled:
 
     @compiled
     def to_second_order(z: np.ndarray, filters: np.ndarray, group: int, out: np.ndarray) -> None:
-        """All first angles of two maps, filtered by four of the second: lanes are (second angle, map, first angle)."""
+        """Filter all first angles of two maps by four of the second: lanes are (second angle, map, first angle)."""
         for part in range(2):
             for y in range(half_tall):
                 upper = z[part * area * _PAIR + y * wide * _PAIR :]
@@ -227,7 +227,7 @@ def _pairs(height: int, width: int) -> Compiled:
 
 @compiled
 def _in_lanes(fine: np.ndarray, coarse: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Filters repeated for the two maps of a pair: flat, and by rows with the four that are added up apart."""
+    """Repeat filters for the two maps of a pair: flat, and by rows with the four that are added up apart."""
     fine_lanes = np.empty(fine.size * 2, np.float32)
     for y in range(fine.shape[0]):
         for x in range(fine.shape[1]):
@@ -244,7 +244,7 @@ def _in_lanes(fine: np.ndarray, coarse: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 @compiled
 def _modulus(z: np.ndarray) -> None:
-    """Moduli into the first half."""
+    """Write moduli into the first half."""
     half = len(z) // 2
     for i in range(half):
         z[i] = math.sqrt(z[i] * z[i] + z[half + i] * z[half + i])
@@ -255,7 +255,7 @@ def _smooth(tall: int, wide: int, rows: int, columns: int, lanes: int) -> Compil
 
     @compiled
     def smooth(z: np.ndarray, down: np.ndarray, across: np.ndarray, strip: np.ndarray, out: np.ndarray) -> None:
-        """``out[rows, columns, lanes] = down · z · acrossᵀ``. Two terms at a time: sizes are even."""
+        """Compute ``out[rows, columns, lanes] = down · z · acrossᵀ``. Two terms at a time: sizes are even."""
         for row in range(rows):
             for i in range(line):
                 strip[i] = _ZERO

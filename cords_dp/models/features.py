@@ -50,7 +50,7 @@ class Features(Protocol):
 
 
 def unit_mean_square(x: Tensor) -> Tensor:
-    """Rows scaled to mean square 1, each by itself. Zeros stay zeros; a row that is not finite becomes NaN."""
+    """Scale rows to mean square 1, each by itself. Zeros stay zeros; a row that is not finite becomes NaN."""
     rows = x.flatten(1)
     rows = rows if rows.is_floating_point() else rows.float()
     peak = rows.abs().amax(dim=1, keepdim=True)  # first, so that squares neither overflow nor vanish
@@ -85,7 +85,7 @@ class FrozenFeatures:
 
 
 def freeze(module: nn.Module) -> nn.Module:
-    """In evaluation mode and without gradients, for good."""
+    """Put a module into evaluation mode without gradients, for good."""
     return module.eval().requires_grad_(False)
 
 
@@ -98,7 +98,7 @@ def module_features(
     settings: Sequence[Any] = (),
     batch: int = 32,
 ) -> FrozenFeatures:
-    """A torch module, or a function of batches, as features. Refused if rows depend on each other."""
+    """Use a torch module, or a function of batches, as features; refuse it if rows depend on each other."""
     frozen = freeze(module) if isinstance(module, nn.Module) else module
     shape = tuple(input_shape)
 
@@ -123,7 +123,7 @@ def weights_digest(state: Mapping[str, Tensor]) -> str:
 
 
 def _refuse_mixing(name: str, function: Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> int:
-    """How many features a record has. Made-up records alone must give what they give among others."""
+    """Return how many features a record has. Made-up records alone must give what they give among others."""
     probes = torch.randn(_PROBES, *shape, generator=torch.Generator().manual_seed(0))
     try:
         together = function(probes)

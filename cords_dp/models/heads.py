@@ -3,7 +3,7 @@
 ``features=None`` takes records as they are, where their source knows a length that none exceeds (``input_norm``, a
 table), and scales each to mean square 1 by itself elsewhere (embeddings). Where public bounds of the numbers are
 declared (``data_norm``, ``bounds``), rows keep their lengths, which are at most 1 (`Bounds`). A head takes raw records
-or ready features; it tells them apart by their shape, which `frozen.Features` keeps different.
+or ready features; it tells them apart by their shape, which `features.Features` keeps different.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class LinearHead(_Head):
         return self.rows(x)
 
     def stored_rows(self, x: Tensor) -> HalfRows | None:
-        """Ready features in half precision, to be read where they lie; None if ``x`` is something else."""
+        """Return ready features in half precision, to be read where they lie; None if ``x`` is something else."""
         transform = getattr(self, "input_transform", None)
         ready = transform is not None and tuple(x.shape[1:]) != transform.input_shape
         if not (ready and x.dtype == torch.float16 and x.device.type == self.linear.weight.device.type == "cpu"):

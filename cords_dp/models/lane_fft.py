@@ -22,7 +22,7 @@ Compiled = Callable[..., Any]
 
 
 def factors(length: int) -> list[int] | None:
-    """Radices whose product is ``length``, or None if another prime divides it."""
+    """Return radices whose product is ``length``, or None if another prime divides it."""
     found = []
     for radix in (5, 4, 3, 2):
         while length % radix == 0:
@@ -32,7 +32,7 @@ def factors(length: int) -> list[int] | None:
 
 
 def plane(height: int, width: int, lanes: int) -> Compiled:
-    """``transform(z, a, b)``: the inverse transform, not scaled, of ``z[height, width, lanes]`` in place.
+    """Compile ``transform(z, a, b)``: the inverse transform, not scaled, of ``z[height, width, lanes]`` in place.
 
     ``a`` and ``b`` are scratch of ``2 · max(height, width) · lanes`` numbers.
     """
@@ -51,7 +51,7 @@ def plane(height: int, width: int, lanes: int) -> Compiled:
 
 
 def _line(length: int, lanes: int, stride: int, total: int) -> Compiled:
-    """A transform in place of ``length`` points that lie ``stride`` apart (Stockham: no reordering at the end)."""
+    """Compile a transform in place of ``length`` points, ``stride`` apart (Stockham: no reordering at the end)."""
     radices = factors(length)
     if radices is None or len(radices) < 2:
         raise ValueError(f"no transform for length {length}")
@@ -66,7 +66,7 @@ def _line(length: int, lanes: int, stride: int, total: int) -> Compiled:
 
 
 def _chain(passes: list[Compiled]) -> Compiled:
-    """All passes in turn. Numba compiles no loop over functions, so pairs are joined to one."""
+    """Join all passes in turn. Numba compiles no loop over functions, so pairs are joined to one."""
     first, last, *middle = passes[0], passes[-1], *passes[1:-1]
     if not middle:
 
@@ -92,7 +92,7 @@ def _chain(passes: list[Compiled]) -> Compiled:
 
 
 def _alternate(passes: list[Compiled]) -> Compiled:
-    """From ``a`` to ``b``, back to ``a``, and so on."""
+    """Join passes from ``a`` to ``b``, back to ``a``, and so on."""
     first, rest = passes[0], passes[1:]
     if not rest:
 

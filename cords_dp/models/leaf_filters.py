@@ -40,21 +40,21 @@ class Filters(NamedTuple):
 
 @lru_cache(maxsize=2)
 def leaf_filters(channels: int) -> Filters:
-    """The shipped filters for grey (1) or colour (3) images."""
+    """Return the shipped filters for grey (1) or colour (3) images."""
     with np.load(_FILE, allow_pickle=False) as stored:
         weight, offset = (torch.from_numpy(stored[f"{part}_{channels}"]).float() for part in ("weight", "offset"))
     return Filters(weight, offset)
 
 
 def contrast_patches(images: Tensor) -> Tensor:
-    """All patches of images, N × positions × pixels: minus their mean, scaled to one contrast, each by itself."""
+    """Cut all patches of images, N × positions × pixels: minus their mean, scaled to one contrast, each by itself."""
     patches = F.unfold(images, SIDE).transpose(1, 2)
     patches = patches - patches.mean(dim=-1, keepdim=True)
     return patches / (patches.var(dim=-1, keepdim=True) + _CONTRAST).sqrt()
 
 
 def build_filters(channels: int) -> tuple[np.ndarray, np.ndarray]:
-    """Weight and offset in half precision, from dead leaves."""
+    """Build weight and offset in half precision, from dead leaves."""
     random = np.random.Generator(np.random.PCG64(_SEED))
     patches = _sample(random, channels)
     mean = patches.mean(axis=0)
@@ -68,7 +68,7 @@ def build_filters(channels: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _sample(random: np.random.Generator, channels: int) -> np.ndarray:
-    """Patches at random places of dead leaves of half the size that images mostly have."""
+    """Cut patches at random places of dead leaves of half the size that images mostly have."""
     images = F.avg_pool2d(dead_leaves(_IMAGES, (channels, 32, 32), seed=_SEED).double(), 2)
     per_image = _PATCHES // _IMAGES
     places = random.random((_IMAGES, (16 - SIDE + 1) ** 2)).argsort(axis=1)[:, :per_image]
@@ -77,7 +77,7 @@ def _sample(random: np.random.Generator, channels: int) -> np.ndarray:
 
 
 def _k_means(patches: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Spherical k-means on whole numbers: nothing depends on the order in which a library adds."""
+    """Run spherical k-means on whole numbers: nothing depends on the order in which a library adds."""
     data = torch.from_numpy(patches)
     filters = patches[random.random(len(patches)).argsort()[:COUNT]]
     for _ in shown_bar(range(_ROUNDS), desc="k-means", unit="round", leave=False):
@@ -90,7 +90,7 @@ def _k_means(patches: np.ndarray, random: np.random.Generator) -> np.ndarray:
 
 
 def _to_length(rows: np.ndarray, length: float = _LENGTH) -> np.ndarray:
-    """Rows of one length; rounded to whole numbers unless the length is 1."""
+    """Bring rows to one length; rounded to whole numbers unless the length is 1."""
     scaled = rows * (length / np.maximum(np.sqrt((rows * rows).sum(axis=1, keepdims=True)), 1e-12))
     return scaled if length == 1.0 else np.round(scaled).astype(np.float32)
 

@@ -108,7 +108,7 @@ def _with_mirror_image(maps: Callable[[Tensor], Tensor], images: Tensor, kind: s
 
 
 def _pooled_responses(images: Tensor) -> Tensor:
-    """How strongly each filter answers, either way, on average over each cell: N×(2·filters)×grid×grid."""
+    """Return how strongly each filter answers, either way, on average over each cell: N×(2·filters)×grid×grid."""
     small = F.avg_pool2d(images, max(1, round(min(images.shape[2:]) / _SCALE)))
     cells = _cells(small.shape[2] - SIDE + 1, small.shape[3] - SIDE + 1).to(images)
     weight, offset = (part.to(images) for part in leaf_filters(images.shape[1]))
@@ -125,7 +125,7 @@ def _pooled_responses(images: Tensor) -> Tensor:
 
 @lru_cache(maxsize=8)
 def _cells(height: int, width: int) -> Tensor:
-    """The matrix that averages positions over the cells of the grid."""
+    """Return the matrix that averages positions over the cells of the grid."""
     down, across = (torch.arange(side) * _GRID // side for side in (height, width))
     cell = (down[:, None] * _GRID + across).flatten()
     member = F.one_hot(cell, _GRID**2).T.float()
@@ -158,7 +158,7 @@ def _whitening(family: str, shape: tuple[int, ...], kind: str) -> Whitening:
 
 
 def readable(shape: Sequence[int]) -> bool:
-    """Are records of this shape images that have such features?"""
+    """Say whether records of this shape are images that have such features."""
     if len(shape) != 3 or shape[0] not in CHANNELS:
         return False
     side = min(shape[1:])

@@ -41,7 +41,7 @@ _OF_ANY_KIND = ("folder", "arrays", "embeddings")  # sources of images and numbe
 
 
 def load_model(run: str | Path, *, weights: str | Path | None = None, features: str | None = None) -> LoadedModel:
-    """The model that a run has released into the folder ``run``.
+    """Load the model that a run has released into the folder ``run``.
 
     ``weights`` and ``features`` take the place of the config's ``model.weights`` and ``model.features``, where a
     backbone's file lies elsewhere on this machine; another backbone is refused.
@@ -68,7 +68,7 @@ def load_model(run: str | Path, *, weights: str | Path | None = None, features: 
 
 
 def _released_weights(path: Path) -> Mapping[str, Tensor]:
-    """A plain state_dict, or that of a checkpoint: the average of the steps where one is kept. Runs no code."""
+    """Read a plain state_dict, or that of a checkpoint: the average of the steps where one is kept. Runs no code."""
     with torch.serialization.safe_globals(CHECKPOINT_CLASSES):
         state = torch.load(path, map_location="cpu", weights_only=True)
     if "state_dict" not in state:
@@ -83,9 +83,10 @@ class LoadedModel:
         self.card, self.model, self.classes = card, model, card.classes
 
     def predict(self, x: Any, threshold: float | None = None) -> np.ndarray:
-        """The name of the likeliest class of each record, or "" for one that is not finite; a regression's numbers, in
-        the target's unit: one for each record, or a row where several are predicted. x: as for `predict_proba`.
-        threshold: of two classes, the probability from which a record counts as the second one, instead of a half."""
+        """Return the name of the likeliest class of each record, or "" for one that is not finite; a regression's
+        numbers, in the target's unit: one for each record, or a row where several are predicted. x: as for
+        `predict_proba`. threshold: of two classes, the probability from which a record counts as the second one,
+        instead of a half."""
         self.check_threshold(threshold)
         outputs = self._outputs(self._batches(x))
         if not self.card.regression:
@@ -93,8 +94,8 @@ class LoadedModel:
         return outputs[:, 0] if self.card.outputs == 1 else outputs
 
     def predict_proba(self, x: Any) -> np.ndarray:
-        """Probabilities, one row for each record. x: records as they were trained on; pixels as bytes; texts; or, of a
-        table, a pandas DataFrame with the schema's columns, in any order and among others."""
+        """Return probabilities, one row for each record. x: records as they were trained on; pixels as bytes; texts;
+        or, of a table, a pandas DataFrame with the schema's columns, in any order and among others."""
         if self.card.regression:
             raise DataError("a regression has no probabilities; use predict")
         return self._outputs(self._batches(x))
@@ -109,7 +110,7 @@ class LoadedModel:
         delimiter: str | None = None,
         threshold: float | None = None,
     ) -> pd.DataFrame:
-        """One row for each record of a file that the source reads; written as CSV to ``out``, if that is given.
+        """Return one row for each record of a file that the source reads; written as CSV to ``out``, if that is given.
 
         A record that cannot be read has an empty row. ``id_column``: a column of the file that is copied beside the
         predictions. ``delimiter``: of a CSV file, if it is not the one that was trained with. ``threshold``: as for
@@ -157,7 +158,7 @@ class LoadedModel:
 
     @torch.no_grad()
     def _outputs(self, batches: Iterable[Tensor]) -> np.ndarray:
-        """Probabilities, or a regression's predictions in the target's unit."""
+        """Return probabilities, or a regression's predictions in the target's unit."""
         rows = [torch.zeros(0, self.card.outputs)]
         for x in batches:
             for piece in x.split(_BATCH):
@@ -176,7 +177,7 @@ class LoadedModel:
             bar.update(len(x))
 
     def _batches(self, x: Any) -> Iterable[Tensor]:
-        """What a user hands over, as batches of records."""
+        """Yield what a user hands over, as batches of records."""
         source = dict(self.card.source or {})
         if isinstance(x, pd.DataFrame) and (reader := find_source(source.get("source"))) is not None:
             with _undamaged_card():
@@ -186,7 +187,7 @@ class LoadedModel:
         return [self._records(x)]
 
     def _records(self, x: Any) -> Tensor:
-        """Texts, pixels or arrays as one batch."""
+        """Return texts, pixels or arrays as one batch."""
         card = self.card
         if isinstance(x, str) or (isinstance(x, Sequence) and len(x) and isinstance(x[0], str)):
             if card.dtype != "uint8":
@@ -205,7 +206,7 @@ class LoadedModel:
         return given.to(card.record_type)
 
     def _read(self, path: Path, delimiter: str | None = None) -> Dataset:
-        """The records of a file, by the source of the run; images and arrays serve any model of images or numbers."""
+        """Read the records of a file, by the run's source; images and arrays serve any model of images or numbers."""
         if not path.exists():
             raise DataError(f"there is no file or folder {path.name}")
         reader, source = self._source()
@@ -219,7 +220,7 @@ class LoadedModel:
             return self._read_any(path)
 
     def _source(self) -> tuple[Source | None, dict[str, Any]]:
-        """The source that has read the records of the run, and its card."""
+        """Return the source that has read the records of the run, and its card."""
         source = dict(self.card.source or {})
         reader = find_source(source.get("source"))
         if source and reader is None:
@@ -250,7 +251,7 @@ def _undamaged_card() -> Iterator[None]:
 
 
 def _pixels(given: Tensor, shape: tuple[int, ...], constants: PixelConstants) -> Tensor:
-    """Bytes as images N×C×H×W, channels first or last, or without for grey ones, by public constants."""
+    """Read bytes as images N×C×H×W, channels first or last, or without for grey ones, by public constants."""
     channels, height, width = shape
     if tuple(given.shape[-3:]) == (height, width, channels):
         given = given.movedim(-1, -3)

@@ -4,7 +4,7 @@ A scattering transform (Mallat) is a fixed function of one image. A small classi
 more from a small privacy budget than a network that must learn its own features (Tramèr & Boneh, 2021). The
 features are normalised with statistics of dead leaves and per image, so no statistic of the data is used.
 
-Features are computed once and kept on disk (`datasets.features`). A model here takes images or ready features.
+Features are computed once and kept on disk (`data.feature_cache`). A model here takes images or ready features.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Scattering(nn.Module):
 
 
 def scattering_maps(images: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Scattering coefficients as they are, N×(81·C)×H/4×W/4."""
+    """Return scattering coefficients as they are, N×(81·C)×H/4×W/4."""
     channels, height, width = shape
     on_cpu = images.device.type == "cpu"
     transform = (_COMPILED.get((height, width)) if on_cpu else None) or _plain(height, width, str(images.device))
@@ -113,7 +113,7 @@ class Wavelets:
 
 
 def plain_scattering(height: int, width: int, device: str) -> Callable[[Tensor], Tensor]:
-    """A function of images N×C×H×W to scattering coefficients N×C×81×H/4×W/4: modulus of wavelets, smoothed, twice."""
+    """Return a function of images N×C×H×W to coefficients N×C×81×H/4×W/4: modulus of wavelets, smoothed, twice."""
     filters = wavelets(height, width)
     tall, wide = filters.padded
     fine = torch.from_numpy(filters.fine).to(device).permute(2, 0, 1)
@@ -125,7 +125,7 @@ def plain_scattering(height: int, width: int, device: str) -> Callable[[Tensor],
         return torch.fft.ifft2(spectrum, norm="forward").abs()
 
     def at_half_size(spectrum: Tensor) -> Tensor:
-        """Filtered at the second scale; frequencies that coincide at half the size are added up."""
+        """Filter at the second scale; add up frequencies that coincide at half the size."""
         quarters = spectrum.unflatten(-2, (2, tall // 2)).unflatten(-1, (2, wide // 2)).unsqueeze(-5)
         total = quarters[..., 0, :, 0, :] * coarse[0]
         for number in range(1, 4):
@@ -172,7 +172,7 @@ def wavelets(height: int, width: int) -> Wavelets:
 
 
 def _separated(phi: np.ndarray, rows: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
-    """A low-pass filter, given by its transform, as a matrix for rows and one for columns."""
+    """Return a low-pass filter, given by its transform, as a matrix for rows and one for columns."""
     left, sizes, right = np.linalg.svd(phi)
     if sizes[1] > 1e-7 * sizes[0]:
         raise ValueError("kymatio's low-pass filter is not separable, as a Gaussian is")

@@ -36,7 +36,7 @@ def check_sentence_model(folder: Path) -> None:
 
 
 def sentence_features(folder: Path, input_shape: Sequence[int]) -> FrozenFeatures:
-    """Rows of bytes (`datasets.texts`) → embeddings of their texts."""
+    """Build features that turn rows of bytes (`sources.texts`) into embeddings of their texts."""
     check_sentence_model(folder)
     try:
         encoder = _Encoder(folder)

@@ -40,7 +40,7 @@ class Whitening(NamedTuple):
 
 
 def whitening(maps: Tensor) -> Whitening:
-    """Of maps N×channels×H×W of made-up images; their positions count as samples."""
+    """Fit the whitening of maps N×channels×H×W of made-up images; their positions count as samples."""
     samples = maps.permute(0, 2, 3, 1).flatten(0, 2).double()
     mean, std = samples.mean(dim=0), samples.std(dim=0).clamp_min(1e-6)
     standardised = (samples - mean) / std
@@ -50,7 +50,7 @@ def whitening(maps: Tensor) -> Whitening:
 
 
 def steady_whitening(one: Tensor, other: Tensor) -> Whitening:
-    """Of maps of made-up images and of other views of the same images: what both views share weighs most.
+    """Fit a whitening on two views of the same made-up images: what both views share weighs most.
 
     A direction in which two views of one image agree tells of the image, one in which they do not tells of the view.
     White directions are scaled by the root of their correlation between views, and so are spatial frequencies. Both are
@@ -73,7 +73,7 @@ def steady_whitening(one: Tensor, other: Tensor) -> Whitening:
 
 
 def frequencies(maps: Tensor) -> Tensor:
-    """Maps N×C×H×W as sums of cosines along height and width: an orthogonal change of coordinates."""
+    """Return maps N×C×H×W as sums of cosines along height and width: an orthogonal change of coordinates."""
     down, across = (_cosines(side).to(maps) for side in maps.shape[2:])
     return down @ maps @ across.T
 
@@ -88,7 +88,7 @@ def _cosines(side: int) -> Tensor:
 def remembered_whitening(
     name: str, channels: int, fitted: Callable[[], Whitening], gains: Sequence[int] = ()
 ) -> Whitening:
-    """The whitening of that name from this machine's cache, or fitted: it takes seconds, and a prediction should not.
+    """Return the whitening of that name from this machine's cache, or fit it, which takes seconds.
 
     What is kept follows from public constants. A forged file costs accuracy only: whatever the matrix, a row is a
     function of one image, and a head clips by the lengths that rows really have.
@@ -105,7 +105,7 @@ def remembered_whitening(
 
 
 def _kept(path: Path, channels: int, gains: tuple[int, ...]) -> Whitening | None:
-    """None for a file that is no whitening of so many channels (and frequencies), which is then made again."""
+    """Read a kept whitening; None for a file that is not one of these shapes, which is then made again."""
     shapes = {"mean": (channels,), "matrix": (channels, channels), **({"gain": gains} if gains else {})}
     try:
         with np.load(path, allow_pickle=False) as stored:

@@ -192,13 +192,8 @@ _LINE = "{:<36} {:>9} {:>9} {:>10} {:>7} {:>11} {:>9} {:>8}"
 _COLUMNS = ("way of selecting", "epsilon0", "sigma sel", "eps select", "rate", "sigma train", "eps total", "price")
 
 
-def budget_text(run: PlannedRun, n: int, n_validation: int, n_test: int = 0) -> str:
-    """Describe the plan of a config and what each way of selecting would cost for it."""
-    budget = budget_of(run, n, n_validation, n_test)
-    return budget if isinstance(budget, str) else text_of(budget)
-
-
 def text_of(budget: Budget) -> str:
+    """Describe the plan of a config and what each way of selecting would cost for it."""
     plan = budget.plan
     lines = [_plan_text(budget), "", _curve_text(budget)]
     if budget.alternatives:

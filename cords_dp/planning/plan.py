@@ -231,7 +231,7 @@ class PrivacyPlan:
         return Cost(phases, total_d, phases.get(VALIDATION), phases.get(EVALUATION))
 
     def epsilon_at(self, events: Sequence[Event], delta: float, inclusion: float) -> float:
-        """Bound ε of these events together at another δ; ``inclusion``: of their data set (`inclusion_of`)."""
+        """Bound ε of these events together at another δ; ``inclusion``: of their data set (`inclusion`)."""
         return self._bound(events, delta, quick=True, inclusion=inclusion).epsilon
 
     def spent(self, ledger: Ledger, *, quick: bool = False) -> Cost:

@@ -6,8 +6,7 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cords_dp.planning.measures import measure_lines
-from cords_dp.planning.trade_off_figure import trade_off_figure
+from cords_dp.planning.measures import measure_lines, trade_off_figure
 
 _STYLE = """
 @page { size: A4; margin: 9mm 14mm; }

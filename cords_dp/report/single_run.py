@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from cords_dp.planning.measures import measure_lines, trade_off_figure
 from cords_dp.planning.statement_page import about_rows, other_totals
-from cords_dp.report.measures import measures_part
 from cords_dp.report.metrics import metric_numbers, metric_rows, metric_tables
 from cords_dp.report.pieces import figure_html, read_json, table_html
 from cords_dp.report.plots import plt, tidy_axis
@@ -121,6 +122,15 @@ def _privacy(report: dict[str, Any], whose: str) -> str:
         f"<h4>What was released</h4>{table_html(pd.DataFrame(report['mechanisms']))}"
         f"<details><summary>Not covered</summary><ul>{rest}</ul></details>"
     )
+
+
+def measures_part(report: Mapping[str, Any]) -> str:
+    """Render the trade-off curves, with μ and ε at other δ; nothing where an older statement has no measures."""
+    measures = report.get("measures") or ()
+    if not measures:
+        return ""
+    lines = "".join(f"<li>{html.escape(line)}</li>" for line in measure_lines(measures))
+    return f"<h4>What an attacker can tell</h4>{trade_off_figure(measures)}<ul class=small>{lines}</ul>"
 
 
 def _epsilon_figure(metrics: pd.DataFrame) -> str:

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from scipy import stats
+
+from cords_dp.report.plots import plt, save
 
 __all__ = [
     "WHOLE",
@@ -206,8 +206,6 @@ def to_markdown(table: pd.DataFrame) -> str:
     return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in cells)])
 
 
-matplotlib.use("Agg")
-
 _SOUND, _BROKEN, _CLAIM = "#4C72B0", "#C44E52", "black"
 
 
@@ -222,10 +220,7 @@ def audit_figure(rows: Sequence[Mapping[str, Any]], path: Path) -> Path:
     )  # fmt: skip
     for axis, epsilon in zip(axes[0], budgets, strict=False):
         _bars(axis, [row for row in drawn if row["epsilon"] == epsilon], f"ε = {epsilon:g}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=140)
-    plt.close(figure)
-    return path
+    return save(figure, path)
 
 
 def _bars(axis: Any, rows: Sequence[Mapping[str, Any]], title: str) -> None:

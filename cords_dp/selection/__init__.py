@@ -10,7 +10,16 @@ from cords_dp.selection.likelihood import LabelLikelihood, class_given_label, of
 from cords_dp.selection.pool import Pool, checked_pool
 from cords_dp.selection.releases import Releases
 from cords_dp.selection.scores import register_score
-from cords_dp.selection.shared import BINS, LINEAR_LAYER, OWN_SCORE, PROJECTION, SELECTION_TYPE, check_weighing
+from cords_dp.selection.shared import (
+    BINS,
+    LINEAR_LAYER,
+    OWN_SCORE,
+    PROJECTION,
+    SELECTION_TYPE,
+    DrawsFromAll,
+    check_weighing,
+    released_of_both,
+)
 from cords_dp.selection.tables import CONCENTRATIONS, rising, table_ratios
 from cords_dp.selection.threshold import Threshold
 from cords_dp.selection.top_k import TopK
@@ -27,6 +36,7 @@ __all__ = [
     "PROJECTION",
     "SELECTION_TYPE",
     "Align",
+    "DrawsFromAll",
     "Exponential",
     "LabelLikelihood",
     "LastLayer",
@@ -45,6 +55,7 @@ __all__ = [
     "of_class_shares",
     "of_tables",
     "register_score",
+    "released_of_both",
     "rising",
     "table_ratios",
     "tail_noise",

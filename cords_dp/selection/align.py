@@ -33,24 +33,29 @@ together are one `BranchMaximum`. Chances and batches are secret state.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, gaussian
 from cords_dp.config.settings import PrivacySettings, SubsetSettings
 from cords_dp.config.values import Key, one_of, whole
-from cords_dp.errors import ConfigError
-from cords_dp.planning.mechanism import Mechanism, Release, SelectionNoise
+from cords_dp.planning.mechanism import Release, SelectionNoise
 from cords_dp.planning.schedule import EpochPlan, Sizes, subset_schedule
 from cords_dp.selection.context import SelectionContext, Selector, Weights
 from cords_dp.selection.likelihood import LabelLikelihood, class_given_label, is_spread, of_class_shares, of_tables
 from cords_dp.selection.pool import Pool
 from cords_dp.selection.releases import Releases
-from cords_dp.selection.shared import OWN_SCORE, SELECTION_TYPE, check_weighing, wants_no_other_score
+from cords_dp.selection.shared import (
+    OWN_SCORE,
+    SELECTION_TYPE,
+    DrawsFromAll,
+    check_weighing,
+    released_of_both,
+    wants_no_other_score,
+)
 from cords_dp.selection.tables import CONCENTRATIONS, best_branch, normalised, table_ratios
 
 _TABLE, _VALIDATION = "table", "validation table"
@@ -60,7 +65,7 @@ _RECORDS_PER_CELL = 4.0  # in deviations of a cell's noise; with fewer, predicti
 
 
 @dataclass(frozen=True, kw_only=True)
-class Align(Mechanism):
+class Align(DrawsFromAll):
     """Looks at labels before training and at predictions when CORDS' ``select_every`` says so."""
 
     name: ClassVar[str] = "align"
@@ -69,11 +74,7 @@ class Align(Mechanism):
         "mechanism; a few noisy tables of labels and predictions are released"
     )
     use_case: ClassVar[str] = "the released model: shift, wrong labels, both or neither"
-    secret_pool: ClassVar[bool] = True
-    default_split: ClassVar[float] = 0.9
-    privacy_keys: ClassVar[frozenset[str]] = frozenset({"split", "validation_noise"})
     uses_average: ClassVar[bool] = True
-    sharded: ClassVar[bool] = True
     counts_owners: ClassVar[bool] = True
 
     looks: int = Key(whole, 3, "how many re-selections look at the records; more looks are noisier each").field()
@@ -92,22 +93,15 @@ class Align(Mechanism):
 
     @classmethod
     def as_default(cls, keys: Mapping[str, Any]) -> Mapping[str, Any]:
-        """CRAIG's and GradMatch's ways of grouping records (PerBatch, PerClass, …) say nothing about `align`."""
+        """Leave out CRAIG's and GradMatch's ways of grouping records (PerBatch, PerClass, …), unused here."""
         return {key: value for key, value in keys.items() if key != "selection_type"}
-
-    @property
-    def reads_validation(self) -> bool:
-        return True
 
     def check(self, privacy: PrivacySettings, subset: SubsetSettings) -> None:
         check_weighing(self, "weighs labels and predictions")
-        if privacy.composition == "basic":
-            raise ConfigError(
-                "privacy.composition", "basic", f"{self.name!r} is composed with training jointly; use 'joint'"
-            )
+        self.refuse_basic_composition(privacy)
 
     def schedule(self, sizes: Sizes, subset: SubsetSettings, epochs: int) -> tuple[EpochPlan, ...]:
-        """Labels before the first epoch of its own, then looks; from the first look on the branch decides."""
+        """Count labels before the first epoch of its own, then look; from the first look on the branch decides."""
         first = int(subset.kappa * epochs) + 1
         looks = [e for e in range(first + 1, epochs + 1) if (e - 1) % subset.select_every == 0][: self.looks]
         plain = subset_schedule(
@@ -118,26 +112,15 @@ class Align(Mechanism):
             selects=lambda epoch, start: epoch == start or epoch in looks,
         )
         chosen = bool(looks) and self.correction != "loss"
-        return tuple(
-            EpochPlan(e.pool, e.steps, e.rate, e.selects, branched=chosen and number >= looks[0])
-            for number, e in enumerate(plain, 1)
-        )
+        return tuple(replace(e, branched=chosen and number >= looks[0]) for number, e in enumerate(plain, 1))
 
     def concentrations(self, sizes: Sizes) -> tuple[float, ...]:
         if self.correction == "loss":
             return ()
         return tuple(c for c in CONCENTRATIONS if c * sizes.batch_size <= sizes.n)
 
-    def draws_from(self, n: int, k: int) -> int:
-        return n
-
     def releases(self, noise: SelectionNoise, privacy: PrivacySettings, sizes: Sizes) -> tuple[Release, ...]:
-        words = "counts of records by label and prediction; 1 (one cell)"
-        on_v = None if noise.on_validation is None else gaussian(noise.on_validation)
-        return (
-            Release(_TABLE, TRAINING_DATA, gaussian(noise.on_training), 1.0, words),
-            Release(_VALIDATION, VALIDATION_DATA, on_v, 1.0, words),
-        )
+        return released_of_both(_TABLE, _VALIDATION, noise, "counts of records by label and prediction; 1 (one cell)")
 
     def describe_price(self, price: Callable[[float], float], sizes: Sizes, rate: float) -> str:
         highest = max(self.concentrations(sizes), default=1.0)
@@ -169,10 +152,10 @@ class AlignSelector:
         groups = 1 if self._labels is None else self._groups(sigma_d)
         labels, predicted = self.context.training.kinds(weights, self.context.num_classes)
         kinds = self._cells(labels, predicted, groups)
-        on_d = releases.gaussian(_TABLE, self._table(kinds, self.context.training.masses, groups))
+        on_d = releases.gaussian(_TABLE, self.context.training.count(kinds, self.context.num_classes, groups))
         assert self.context.validation is not None
         of_v = self._cells(*self.context.validation.kinds(weights, self.context.num_classes), groups)
-        on_v = releases.gaussian(_VALIDATION, self._table(of_v, self.context.validation.masses, groups))
+        on_v = releases.gaussian(_VALIDATION, self.context.validation.count(of_v, self.context.num_classes, groups))
         if self._labels is None:
             self._look_at_labels(on_d[:, 0], on_v[:, 0], sigma_d, sigma_v)
         else:
@@ -203,21 +186,15 @@ class AlignSelector:
     # -- records --------------------------------------------------------------------------------------
 
     def _groups(self, sigma: float) -> int:
-        """Columns of the table: every predicted class, or right and wrong where cells would be mostly noise."""
+        """Return columns of the table: every predicted class, or right and wrong where cells would be mostly noise."""
         classes = self.context.num_classes
         return classes if self.context.plan.shape.n >= _RECORDS_PER_CELL * sigma * classes**2 else 2
 
     def _cells(self, labels: np.ndarray, predicted: np.ndarray, groups: int) -> np.ndarray:
-        """The cell of each record, −1 for none: a function of that record and of released weights."""
+        """Return the cell of each record, −1 for none: a function of that record and of released weights."""
         classes = self.context.num_classes
         group = np.zeros_like(labels) if groups == 1 else predicted if groups == classes else labels != predicted
         return np.where(labels >= 0, labels * groups + group, -1)
-
-    def _table(self, kinds: np.ndarray, masses: np.ndarray, groups: int) -> np.ndarray:
-        """Σ of masses by cell: a record has 1 in all, and so has an owner with all of its records."""
-        classes, some = self.context.num_classes, kinds >= 0
-        counts = np.bincount(kinds[some], weights=masses[some], minlength=classes * groups)
-        return counts.reshape(classes, groups).astype(np.float64)
 
     def _pool(self, kinds: np.ndarray, predicted: np.ndarray) -> Pool:
         assert self._chances is not None
@@ -229,7 +206,7 @@ class AlignSelector:
         return Pool(everyone, chances=chances, branch=self._branch or 0, likelihood=likelihood, predicted=predicted)
 
     def _chances_by_prediction(self) -> np.ndarray:
-        """The chance of a record by its label and predicted class, whatever the columns of the table are."""
+        """Return the chance of a record by its label and predicted class, whatever the columns of the table are."""
         assert self._chances is not None
         classes, groups = self.context.num_classes, self._chances.shape[1]
         labels, predicted = np.indices((classes, classes)).reshape(2, -1)
@@ -264,7 +241,7 @@ class AlignSelector:
     def _drawn(
         self, shares: np.ndarray, wanted: np.ndarray, options: Sequence[tuple[float, float]]
     ) -> tuple[int, np.ndarray]:
-        """The branch and each cell's chance there."""
+        """Return the branch and each cell's chance there."""
         if self.mechanism.correction == "loss":
             return 0, np.ones_like(wanted)
         return best_branch(shares, wanted, options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -42,8 +43,14 @@ class Records:
         owners = self.dataset.owners
         return np.ones(len(self)) if owners is None else owners.masses
 
+    def count(self, cells: np.ndarray, *shape: int) -> np.ndarray:
+        """Add up the records' masses by cell, −1 for none: a record has 1 in all, and so has an owner with all."""
+        some = cells >= 0
+        counts = np.bincount(cells[some], weights=self.masses[some], minlength=math.prod(shape))
+        return counts.reshape(shape).astype(np.float64)
+
     def at(self, weights: Weights, *, linear_layer: bool = True, projection: int | None = None) -> LastLayer:
-        """Last-layer gradients, logits and labels of every record at released weights. Private values."""
+        """Compute last-layer gradients, logits and labels of every record at released weights. Private values."""
         self.model.load_state_dict(weights)
         loaded = state_of(self.model)
         seen = last_layer(
@@ -53,7 +60,7 @@ class Records:
         return seen
 
     def some(self, indices: np.ndarray, weights: Weights, *, linear_layer: bool = True) -> LastLayer:
-        """The same of some records, of which alone the model is shown anything."""
+        """Compute the same of some records, of which alone the model is shown anything."""
         return self.among(indices).at(weights, linear_layer=linear_layer)
 
     def among(self, indices: np.ndarray) -> Records:
@@ -61,7 +68,7 @@ class Records:
         return replace(self, dataset=self.dataset.at(indices))
 
     def kinds(self, weights: Weights, classes: int) -> tuple[np.ndarray, np.ndarray]:
-        """Label and predicted class of every record; label −1 for one that is null, unknown or not finite."""
+        """Return label and predicted class of every record; label −1 for one that is null, unknown or not finite."""
         seen = self.at(weights, linear_layer=False)
         labels, predicted = seen.labels.cpu().numpy(), seen.logits.argmax(dim=1).cpu().numpy()
         known = torch.isfinite(seen.logits).all(dim=1).cpu().numpy() & (labels >= 0) & (labels < classes)
@@ -88,10 +95,10 @@ class Selector(Protocol):
     """Chooses pools. Noise comes from ``releases`` alone; what it returns holds no value past the mechanism's proof."""
 
     def select(self, weights: Weights, releases: Releases) -> Pool:
-        """A pool at released weights."""
+        """Select a pool at released weights."""
 
     def state(self) -> dict[str, Any]:
-        """Released values only, as tensors and numbers: what a checkpoint may hold instead of the pool."""
+        """Return released values only, as tensors and numbers: what a checkpoint may hold instead of the pool."""
 
     def restore(self, state: dict[str, Any]) -> Pool:
-        """The pool of a checkpoint, recomputed. Nothing new is released."""
+        """Recompute the pool of a checkpoint. Nothing new is released."""

@@ -55,7 +55,7 @@ from cords_dp.selection.last_layer import LastLayer, LastLayerGradients, moved_s
 from cords_dp.selection.pool import Pool
 from cords_dp.selection.releases import Releases
 from cords_dp.selection.scores import get_score, score_records
-from cords_dp.selection.shared import LINEAR_LAYER, SCORE, SELECTION_TYPE, validation_gradient
+from cords_dp.selection.shared import LINEAR_LAYER, SCORE, SELECTION_TYPE, ReleasedSubset, validation_gradient
 
 _FROZEN = "Frozen"
 _GREEDY_VARIANTS = (_FROZEN, "RGreedy", "Stochastic", "Naive")
@@ -134,7 +134,7 @@ class Exponential(Mechanism):
     # -- what is released and what it costs ---------------------------------------------------------------
 
     def composition(self, privacy: PrivacySettings) -> str:
-        """How picks are composed."""
+        """Return how picks are composed."""
         if privacy.selection_composition is not None:
             return privacy.selection_composition
         if privacy.composition == "basic":
@@ -142,11 +142,11 @@ class Exponential(Mechanism):
         return "freeze" if self.frozen else "bounded_range"
 
     def freezes(self, k: int) -> int:
-        """How many stretches of unchanged scores a selection of k picks has."""
+        """Return how many stretches of unchanged scores a selection of k picks has."""
         return {_FROZEN: 1, "RGreedy": min(self.r, k)}.get(self.greedy, k)
 
     def score_sensitivity(self, privacy: PrivacySettings) -> float:
-        """Δ of the scores: see the proof above."""
+        """Return Δ of the scores: see the proof above."""
         unit = privacy.selection_clip * privacy.validation_clip
         return unit if self.frozen else 2 * unit
 
@@ -173,7 +173,7 @@ class Exponential(Mechanism):
         return ExponentialPicks(epsilon0, k)
 
     def bound(self, events: Sequence[Event], delta: float, privacy: PrivacySettings) -> Bound | None:
-        """The paper's formula, where it is asked for."""
+        """Apply the paper's formula, where it is asked for."""
         if self.composition(privacy) != "paper" or not events:
             return None
         picks = [e for e in events if isinstance(e, ExponentialPicks)]
@@ -196,14 +196,13 @@ class Exponential(Mechanism):
         return ExponentialSelector(self, context)
 
 
-class ExponentialSelector:
+class ExponentialSelector(ReleasedSubset):
     """Picks k records; the pool is released and paid for."""
 
     def __init__(self, mechanism: Exponential, context: SelectionContext):
         self.mechanism, self.context = mechanism, context
         self.privacy = context.plan.privacy
         self.k = context.plan.shape.k
-        self._pool = Pool(np.zeros(0, dtype=np.int64))
         self._asked: tuple[np.ndarray, LastLayerGradients] | None = None  # the last records of D that were looked at
 
     def select(self, weights: Weights, releases: Releases) -> Pool:
@@ -212,21 +211,14 @@ class ExponentialSelector:
         return self._pool
 
     def _reads_few(self, releases: Releases) -> bool:
-        """Can D be looked at as picks need it, in every freeze? Then most records are never shown to the model."""
+        """Say whether D can be looked at as picks need it, in every freeze, so that the model sees few records."""
         if self.mechanism.greedy == "Stochastic" or self.mechanism.selection_type == "PerClass":
             return False
         most, freezes = len(self.context.training) - self.k, self.mechanism.freezes(self.k)
         return releases.reads_few(_PICKS, most, _share(self.k, freezes, 0), bound=self._bound)
 
-    def state(self) -> dict[str, Any]:
-        return {"subset": torch.from_numpy(self._pool.indices.copy())}  # released: it was paid for
-
-    def restore(self, state: dict[str, Any]) -> Pool:
-        self._pool = Pool(state["subset"].numpy())
-        return self._pool
-
     def describe(self, weights: Weights, *, few: bool = False) -> None:
-        """Last-layer gradients of D and V, as factors; CORDS' n × classes·dim matrix is never built.
+        """Compute last-layer gradients of D and V, as factors; CORDS' n × classes·dim matrix is never built.
 
         ``few``: those of D when they are asked for.
         """
@@ -236,7 +228,7 @@ class ExponentialSelector:
         self._weights, self._asked = weights, None
 
     def _gradients(self, indices: np.ndarray) -> LastLayerGradients:
-        """Of some records of D."""
+        """Return the gradients of some records of D."""
         if self.training is not None:
             return self.training.gradients.rows(torch.from_numpy(indices))
         if self._asked is not None and np.isin(indices, self._asked[0]).all():  # picks are among what was proposed
@@ -250,7 +242,7 @@ class ExponentialSelector:
     # -- picking ----------------------------------------------------------------------------------------
 
     def pick(self, releases: Releases) -> np.ndarray:
-        """k indices in freezes of the scores, moving v between freezes."""
+        """Pick k indices in freezes of the scores, moving v between freezes."""
         groups, quotas = self._groups()
         remaining = [np.flatnonzero(members) for members in groups]
         directions = self.directions(releases)
@@ -270,7 +262,7 @@ class ExponentialSelector:
         return np.concatenate(picked)
 
     def _groups(self) -> tuple[list[np.ndarray], list[int]]:
-        """All records, or each class by itself with its quota of the k."""
+        """Return all records, or each class by itself with its quota of the k."""
         if self.mechanism.selection_type != "PerClass":
             return [np.ones(len(self.context.training), dtype=bool)], [self.k]
         assert self.training is not None
@@ -281,7 +273,7 @@ class ExponentialSelector:
     def _draw(
         self, releases: Releases, remaining: list[np.ndarray], directions: list[Tensor], sizes: list[int]
     ) -> list[np.ndarray]:
-        """One freeze: ``sizes[i]`` records out of each group."""
+        """Draw ``sizes[i]`` records out of each group, in one freeze."""
         if self.mechanism.frozen and len(remaining) > 1:
             # One freeze of all scores; the best of each class, in the order of the noisy scores, are post-processing.
             everyone = np.concatenate(remaining)
@@ -307,14 +299,14 @@ class ExponentialSelector:
         return self.privacy.selection_clip * self.privacy.validation_clip
 
     def _candidates(self, remaining: np.ndarray) -> np.ndarray:
-        """Records that take part in a freeze: all, or a random sample for Stochastic."""
+        """Return records that take part in a freeze: all, or a random sample for Stochastic."""
         if self.mechanism.greedy != "Stochastic":
             return remaining
         sample = math.ceil(self.context.plan.shape.n / self.k * math.log(1 / _STOCHASTIC_ERROR))
         return self.context.coins.choice(remaining, size=min(sample, len(remaining)), replace=False, shuffle=False)
 
     def scores(self, v: Tensor, indices: np.ndarray) -> np.ndarray:
-        """Gains of some records, in float64."""
+        """Compute the gains of some records, in float64."""
         everyone = None if self.training is None else self.training.gradients
         if everyone is not None and len(indices) > len(everyone) // 2:  # copying most inputs takes longer than scoring
             return self._scores(v, everyone)[indices]
@@ -333,7 +325,7 @@ class ExponentialSelector:
     # -- the validation gradient --------------------------------------------------------------------------
 
     def directions(self, releases: Releases, moves: list[Tensor] | None = None) -> list[Tensor]:
-        """v of each group, at the model's weights or one step along ``moves``; ‖v‖ = C_v."""
+        """Return v of each group, at the model's weights or one step along ``moves``; ‖v‖ = C_v."""
         groups, clip = self._groups()[0], self.privacy.validation_clip
         if self.validation is None:
             record = self._gradients(np.zeros(1, dtype=np.int64))  # for its shape
@@ -353,20 +345,20 @@ class ExponentialSelector:
 
 
 def _without(indices: np.ndarray, taken: np.ndarray) -> np.ndarray:
-    """Sorted indices less those that were taken."""
+    """Return sorted indices less those that were taken."""
     kept = np.ones(len(indices), dtype=bool)
     kept[np.searchsorted(indices, taken)] = False
     return indices[kept]
 
 
 def _share(quota: int, freezes: int, number: int) -> int:
-    """Picks of one freeze: they add up to the quota exactly (CORDS' RGreedy overshoots)."""
+    """Count the picks of one freeze: they add up to the quota exactly (CORDS' RGreedy overshoots)."""
     base, extra = divmod(quota, freezes)
     return base + (number < extra)
 
 
 def class_quotas(counts: np.ndarray, k: int) -> list[int]:
-    """Shares of the k records in proportion to public class sizes, by largest remainder."""
+    """Split the k records in proportion to public class sizes, by largest remainder."""
     exact = counts * (k / counts.sum())
     quotas = np.floor(exact).astype(int)
     for index in np.argsort(-(exact - quotas), kind="stable")[: k - quotas.sum()]:

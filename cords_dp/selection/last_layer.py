@@ -43,11 +43,11 @@ class LastLayerGradients:
         return LastLayerGradients(self.r[index], self.a[index])
 
     def with_unit_inputs(self) -> LastLayerGradients:
-        """The last layer's input scaled to norm 1, each record by itself."""
+        """Scale the last layer's input to norm 1, each record by itself."""
         return LastLayerGradients(self.r, self.a / self.a.norm(dim=1, keepdim=True).clamp_min(1e-12))
 
     def with_residuals(self, r: Tensor) -> LastLayerGradients:
-        """The same records at other logits. What is known about their inputs stays known."""
+        """Return the same records at other logits. What is known about their inputs stays known."""
         other = replace(self, r=r)
         other.__dict__.update({k: self.__dict__[k] for k in ("_input_norms", "_finite_inputs") if k in self.__dict__})
         return other
@@ -58,13 +58,13 @@ class LastLayerGradients:
         return self.a[:, 0] != 0
 
     def without(self, index: Tensor) -> LastLayerGradients:
-        """Some records null: no residual, no input."""
+        """Make some records null: no residual, no input."""
         r, a = self.r.clone(), self.a.clone()
         r[index], a[index] = 0.0, 0.0
         return replace(self, r=r, a=a)
 
     def factors(self, clip: float) -> Tensor:
-        """Factors that clip each record's gradient to norm ``clip``; 0 for a record that is not finite."""
+        """Return factors that clip each record's gradient to norm ``clip``; 0 for a record that is not finite."""
         return clip_factors(row_norms(self.r) * self._input_norms, clip).to(self.r.dtype)
 
     @cached_property
@@ -72,19 +72,19 @@ class LastLayerGradients:
         return row_norms(self.a)  # in float64; a pass over all inputs, which are the same in every greedy round
 
     def scores(self, v: Tensor, clip: float) -> Tensor:
-        """``u_j = ⟨clip(g_j), v⟩`` for a classes×(1+dim) matrix ``v``; |u_j| ≤ clip·‖v‖."""
+        """Compute ``u_j = ⟨clip(g_j), v⟩`` for a classes×(1+dim) matrix ``v``; |u_j| ≤ clip·‖v‖."""
         inner = (self.r * self.products(v)).sum(dim=1)
         return finite_or_zero((self.factors(clip) * inner)[:, None])[:, 0]
 
     def clipped_sum(self, clip: float) -> Tensor:
-        """``Σ_j clip(g_j)``, classes×(1+dim), in float64. One record's part has norm at most ``clip``.
+        """Compute ``Σ_j clip(g_j)``, classes×(1+dim), in float64. One record's part has norm at most ``clip``.
 
         Rounded only after its noise: rounding a long sum moves it by more than the slack.
         """
         return self._weighted_sum(finite_or_zero(self.r * self.factors(clip)[:, None]).double())
 
     def products(self, v: Tensor) -> Tensor:
-        """Each record's input times the rows of a classes×(1+dim) matrix."""
+        """Return each record's input times the rows of a classes×(1+dim) matrix."""
         return self.a @ v.T
 
     def _weighted_sum(self, weights: Tensor) -> Tensor:
@@ -151,7 +151,7 @@ def last_layer(
     device: str,
     projection: int | None = None,
 ) -> LastLayer:
-    """Gradients, logits and labels of every record at the model's current weights.
+    """Compute gradients, logits and labels of every record at the model's current weights.
 
     ``linear_layer`` False leaves the layer's biases only, as CORDS has it. With ``projection`` the last layer's input
     is multiplied by a public random matrix to that many dimensions, which nearly keeps inner products.
@@ -177,7 +177,7 @@ def last_layer(
 
 
 def _made_up(dataset: RecordSet) -> tuple[Tensor, Tensor]:
-    """One record of zeros, for a process that holds none: many models cannot read an empty batch."""
+    """Make one record of zeros, for a process that holds none: many models cannot read an empty batch."""
     x, y = dataset.no_records()
     return x.new_zeros(1, *x.shape[1:]), y.new_zeros(1, *y.shape[1:])
 
@@ -197,7 +197,7 @@ def _of_batch(
 
 
 def _of_stored(model: nn.Module, loss: LossPerExample, dataset: RecordSet, stored: HalfRows) -> LastLayer:
-    """One pass over the features for the logits; labels come from the dataset, which knows which are impossible."""
+    """Pass over the features once for the logits; labels come from the dataset, which knows which are impossible."""
     layer: nn.Linear = model.linear  # type: ignore[assignment]
     products, lengths = stored.products(layer.weight)
     logits = products + layer.bias
@@ -216,7 +216,7 @@ def _projection_matrix(rows: int, columns: int) -> Tensor:
 
 
 def logit_gradients(logits: Tensor, labels: Tensor, loss: LossPerExample) -> Tensor:
-    """∂ℓ/∂logits of each record. The losses are per record, so one backward pass of their sum gives all."""
+    """Compute ∂ℓ/∂logits of each record. The losses are per record, so one backward pass of their sum gives all."""
     with torch.enable_grad():
         leaf = logits.detach().requires_grad_()
         (gradient,) = torch.autograd.grad(loss(leaf, labels).sum(), leaf)
@@ -224,7 +224,7 @@ def logit_gradients(logits: Tensor, labels: Tensor, loss: LossPerExample) -> Ten
 
 
 def moved_sum(layer: LastLayer, loss: LossPerExample, clip: float, move: Tensor | None = None) -> Tensor:
-    """``Σ_j clip(g_j)`` at last-layer weights moved by ``−move``: GLISTER's greedy step. One record's part ≤ clip."""
+    """Compute ``Σ_j clip(g_j)`` at weights moved by ``−move``: GLISTER's greedy step. One record's part ≤ clip."""
     if move is None:
         return layer.gradients.clipped_sum(clip)
     logits = layer.logits - layer.gradients.products(move.to(layer.logits))
@@ -232,7 +232,7 @@ def moved_sum(layer: LastLayer, loss: LossPerExample, clip: float, move: Tensor 
 
 
 def to_norm(v: Tensor, norm: float) -> Tensor:
-    """``v`` stretched or shrunk to the given norm: the largest scores that the same sensitivity pays for."""
+    """Stretch or shrink ``v`` to the given norm: the largest scores that the same sensitivity pays for."""
     length = float(v.norm())
     if not math.isfinite(length) or length == 0:
         return torch.zeros_like(v)

@@ -80,7 +80,7 @@ class Pool:
         return len(self.indices)
 
     def among(self, places: np.ndarray) -> Pool:
-        """What a process that holds the records at ``places``, in ascending order, has of a pool of the whole set."""
+        """Return the part of a pool of the whole set that a process with the records at ``places``, ascending, has."""
         slots = np.searchsorted(places, self.indices)
         here = slots < len(places)
         here[here] = places[slots[here]] == self.indices[here]
@@ -88,13 +88,13 @@ class Pool:
         return replace(self.only(here), indices=slots[here], own=True)
 
     def only(self, here: np.ndarray) -> Pool:
-        """The records at ``here``, a mask or positions in the pool, each as it is."""
+        """Return the records at ``here``, a mask or positions in the pool, each as it is."""
         each = ("indices", "weights", "chances", "levels", "predicted")
         kept = {name: getattr(self, name)[here] for name in each if getattr(self, name) is not None}
         return replace(self, **kept)
 
     def of_owners(self, codes: np.ndarray) -> Pool:
-        """The records of this process whose owners are in the pool, each as its owner. ``codes``: whose each is."""
+        """Return this process's records whose owners are in the pool, each as its owner. ``codes``: whose each is."""
         order = np.argsort(self.indices)
         slots = np.minimum(np.searchsorted(self.indices[order], codes), max(len(order) - 1, 0))
         here = self.indices[order][slots] == codes if len(order) else np.zeros(len(codes), dtype=bool)
@@ -104,7 +104,7 @@ class Pool:
         return replace(self, indices=np.flatnonzero(here), own=True, **kept)
 
     def as_own(self) -> Pool:
-        """The same pool, whose indices are positions among the records of this process."""
+        """Return the same pool, whose indices are positions among the records of this process."""
         pool = copy.copy(self)
         object.__setattr__(pool, "own", True)
         return pool
@@ -115,7 +115,7 @@ class Pool:
 
 
 def checked_pool(pool: object, n: int, branches: int = 0) -> Pool:
-    """What a strategy has handed over, if it is a pool of records of a training set of n.
+    """Return what a strategy has handed over, if it is a pool of records of a training set of n.
 
     It is built anew: a subclass may have skipped the checks, and a pool can be written to after it passed them.
     """
@@ -137,7 +137,7 @@ def checked_pool(pool: object, n: int, branches: int = 0) -> Pool:
 
 
 def drawn_by_level(pool: Pool, rates: np.ndarray, sigmas: np.ndarray) -> Pool:
-    """The pool for steps at the highest rate with the smallest noise, each record drawn and weighted as in its level.
+    """Return the pool for steps at the highest rate with the smallest noise; records are drawn as in their levels.
 
     Formal guarantee: record j is drawn with probability at most rates[level_j] and its part has norm at most
     C·σ_min/σ[level_j], so its share of the steps is dominated by the events (rates[level_j], σ[level_j]).

@@ -57,17 +57,16 @@ class Releases:
         self._left: dict[str, int] = {}
 
     def gaussian(self, name: str, total: np.ndarray) -> np.ndarray:
-        """``total``, a sum over records, with noise. One record's part of it has L2 norm at most the declared
-        sensitivity."""
+        """Release a sum over records with noise. One record's part has L2 norm at most the declared sensitivity."""
         return self._noisy(name, total, stretch=1.0)
 
     def tail_counts(self, name: str, scores: np.ndarray, labels: np.ndarray, *, classes: int, bins: int) -> np.ndarray:
-        """Noisy numbers of scores in each cell or above, for each class: see `noise.primitives`."""
+        """Release noisy numbers of scores in each cell or above, for each class: see `noise.primitives`."""
         factored, stretch = tail_histogram(scores, labels, classes=classes, bins=bins)
         return tails_from(self._noisy(name, factored, stretch=stretch))
 
     def picks(self, name: str, scores: np.ndarray, size: int) -> np.ndarray:
-        """``size`` distinct positions by the exponential mechanism, in one freeze of the scores."""
+        """Pick ``size`` distinct positions by the exponential mechanism, in one freeze of the scores."""
         check_size(size, len(scores))  # before it is counted
         if self._noiseless:
             self._refuse_parts()
@@ -79,7 +78,7 @@ class Releases:
     def few_picks(
         self, name: str, score_of: Callable[[np.ndarray], np.ndarray], count: int, size: int, *, bound: float
     ) -> np.ndarray:
-        """`picks` among ``count`` records whose scores are asked for as they are needed; |score| ≤ bound.
+        """Make `picks` among ``count`` records whose scores are asked for as they are needed; |score| ≤ bound.
 
         The law is the same.
         """
@@ -98,14 +97,14 @@ class Releases:
         )
 
     def reads_few(self, name: str, count: int, size: int, *, bound: float) -> bool:
-        """Will `few_picks` ask for the scores of some records only? Public numbers alone decide."""
+        """Say whether `few_picks` will ask for the scores of some records only. Public numbers alone decide."""
         release = None if self._noiseless else self._get(name)
         if release is None or release.epsilon0 is None or count < _MANY:
             return False
         return 2 * enough_proposals(count, size, size, bound, release.epsilon0, release.sensitivity) <= count
 
     def _charged_picks(self, name: str, size: int) -> tuple[Release, float]:
-        """The release, charged and counted, and its ε₀."""
+        """Return the release, charged and counted, and its ε₀."""
         self._refuse_parts()
         release = self._get(name)
         if release.epsilon0 is None:
@@ -118,12 +117,12 @@ class Releases:
             raise MechanismError("picks compare all records with each other, and each process has only its own")
 
     def noise_multiplier(self, name: str) -> float:
-        """σ of a declared Gaussian release, a public number; 0 where no noise is added."""
+        """Return σ of a declared Gaussian release, a public number; 0 where no noise is added."""
         event = None if self._noiseless else self._get(name).event
         return event.sigma if isinstance(event, PoissonGaussian) else 0.0
 
     def _noisy(self, name: str, total: np.ndarray, *, stretch: float) -> np.ndarray:
-        """``stretch``: the norm of the public linear map that was applied to what the sensitivity speaks of."""
+        """Add noise. ``stretch``: the norm of the public linear map that came after what the sensitivity is of."""
         release = None if self._noiseless else self._get(name)
         if release is None or release.event is None:
             return self._world.total(total)

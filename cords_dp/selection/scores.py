@@ -58,7 +58,7 @@ def get_score(name: str) -> Score:
 
 
 def score_records(score: Score, gradients: LastLayerGradients, v: Tensor) -> Tensor:
-    """The scores of all records, in [−1, 1]; a record that is null or not finite scores 0."""
+    """Return the scores of all records, in [−1, 1]; a record that is null or not finite scores 0."""
     if not len(gradients):
         return gradients.r.new_zeros(0)
     apply = torch.vmap(score.of_record, in_dims=(0, 0, None))
@@ -71,7 +71,7 @@ def score_records(score: Score, gradients: LastLayerGradients, v: Tensor) -> Ten
 
 
 def unit_gradient(r: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
-    """The factors of a record's gradient at length below 1, as automatic clipping leaves it in DP-SGD."""
+    """Return the factors of a record's gradient at length below 1, as automatic clipping leaves it in DP-SGD."""
     return r / (r.norm() + 0.01), a
 
 
@@ -121,7 +121,7 @@ class ScoredRecords:
         return self._scored[1].copy()
 
     def direction(self, releases: Releases, name: str, move: Tensor | None = None) -> Tensor:
-        """v of norm 1 at weights moved by ``−move``; zeros for a score that does not read V."""
+        """Return v of norm 1 at weights moved by ``−move``; zeros for a score that does not read V."""
         if self.validation is None or not self.score.uses_validation:
             return self.zeros()
         clip = self.context.plan.privacy.validation_clip
@@ -130,14 +130,14 @@ class ScoredRecords:
         return to_norm(torch.from_numpy(noisy).to(self.zeros()), 1.0)
 
     def unit_sum(self, members: np.ndarray) -> Tensor:
-        """Σ of the members' gradients at length below 1, in float64."""
+        """Return Σ of the members' gradients at length below 1, in float64."""
         rows = self.training.gradients.rows(torch.from_numpy(np.flatnonzero(members)))
         direction, inputs = unit_gradient_rows(rows)
         return direction.double().T @ inputs.double()
 
 
 def unit_gradient_rows(gradients: LastLayerGradients) -> tuple[Tensor, Tensor]:
-    """`unit_gradient` of many records, with room for rounding."""
+    """Return `unit_gradient` of many records, with room for rounding."""
     return gradients.r * ((1 - 1e-6) / (gradients.r.norm(dim=1, keepdim=True) + 0.01)), gradients.a
 
 
@@ -147,12 +147,12 @@ def _glister(r: Tensor, a: Tensor, v: Tensor) -> Tensor:
 
 
 def _el2n(r: Tensor, a: Tensor, v: Tensor) -> Tensor:
-    """The error's length, softmax − one-hot, over its largest value √2 (Paul et al. 2021)."""
+    """Return the error's length, softmax − one-hot, over its largest value √2 (Paul et al. 2021)."""
     return r.norm() / 2**0.5
 
 
 def _gradient_norm(r: Tensor, a: Tensor, v: Tensor) -> Tensor:
-    """The squared length of the error: the norm of the last layer's gradient at unit input, squared and halved."""
+    """Return half the squared length of the error, which is the last layer's gradient at unit input."""
     return (r * r).sum() / 2
 
 

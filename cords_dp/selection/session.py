@@ -1,6 +1,6 @@
 """One run's selections: each opens the releases that the plan has paid for, and lets the selector draw them.
 
-Released values of a run's selections, kept durably as soon as they are paid for.
+What a selection has released is kept durably (`SelectionArchive`) before it is used.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Selections:
         self.pool: Pool | None = None
 
     def select(self, weights: Weights, name: str = "") -> Pool:
-        """A pool at released weights. Charges D and, if private, V.
+        """Select a pool at released weights. Charges D and, if private, V.
 
         ``name`` tells the selections of a run apart. One that was made before an interruption is not made again: its
         pool follows from what it released. One that was interrupted is made anew, under the charges it had made.
@@ -77,15 +77,14 @@ class Selections:
         return pool
 
     def _checked(self, pool: Pool) -> Pool:
-        """A pool of this process's records, in the branch that rank 0 takes: each has computed it from the same
-        released values, but not on the same machine."""
+        """Check a pool of this process's records and its branch: computed from the same values, on another machine."""
         pool = checked_pool(pool, self._own, self.plan.branch_count).as_own()
         chosen = "the branch that released values choose"
         self._world.refuse_disagreement(pool.branch, chosen, "let them run on equal machines")
         return pool
 
     def state(self) -> dict[str, Any] | None:
-        """Released values of the last selection; None before the first."""
+        """Return released values of the last selection; None before the first."""
         return None if self.pool is None else self.selector.state()
 
     def restore(self, state: dict[str, Any]) -> Pool:
@@ -119,7 +118,7 @@ class SelectionArchive:
         self._ledger, self._folder = ledger, folder
 
     def find(self, name: str) -> dict[str, Any] | None:
-        """The released values of a selection that is done, or None."""
+        """Return the released values of a selection that is done, or None."""
         path = self._path(name)
         if name not in self._ledger.selected:
             if path is None or not path.is_file():

@@ -132,7 +132,7 @@ class ThresholdSelector:
         }
 
     def restore(self, state: dict[str, Any]) -> Pool:
-        """The pool with fresh coins."""
+        """Recompute the pool, with fresh coins."""
         self.describe(state["weights"])
         self.released = [(v, t.numpy()) for v, t in zip(state["directions"], state["thresholds"], strict=True)]
         coins = self._coins(self.exploration(self.context.plan.selection_noise or 0.0))  # None: a run without noise
@@ -143,7 +143,7 @@ class ThresholdSelector:
         self.scored = ScoredRecords(self.mechanism, self.context, weights)
 
     def membership(self, released: Released, coins: np.ndarray) -> np.ndarray:
-        """Who is in the pool: a function of each record, its coin and released values."""
+        """Return who is in the pool: a function of each record, its coin and released values."""
         member = coins.copy()
         labels = self.scored.labels
         for v, thresholds in released:
@@ -171,7 +171,7 @@ class ThresholdSelector:
         return released
 
     def _thresholds(self, releases: Releases, scores: np.ndarray, target: float) -> np.ndarray:
-        """τ for all records, or one for each class."""
+        """Release τ for all records, or one for each class."""
         per_class = self.mechanism.selection_type == "PerClass"
         labels = self.scored.labels if per_class else np.zeros(len(scores), dtype=np.int64)
         classes = self.context.num_classes if per_class else 1
@@ -181,14 +181,14 @@ class ThresholdSelector:
         return np.array([threshold_for(t, target * share) for t, share in zip(tails, shares, strict=True)])
 
     def _noisy_sum(self, releases: Releases, members: np.ndarray) -> Tensor:
-        """Σ of the members' unit gradients. A record's part has norm below 1."""
+        """Release Σ of the members' unit gradients. A record's part has norm below 1."""
         total = self.scored.unit_sum(members)
         return torch.from_numpy(releases.gaussian(_SUMS, total.cpu().numpy())).to(self.scored.zeros())
 
     # -- coins ----------------------------------------------------------------------------------------
 
     def exploration(self, sigma: float) -> float:
-        """The share of the pool that coins draw: the configured one, or most of it where scores would be noise.
+        """Return the share of the pool that coins draw: the configured one, or most of it where scores would be noise.
 
         A sum of k/G unit gradients has norm k/G at most, its noise about σ·√dimension. Where the noise is the longer,
         the data are too few for informed selection at this budget. A rule on public values.
@@ -198,5 +198,5 @@ class ThresholdSelector:
         return max(share, _BLIND_SHARE) if share and too_few else share
 
     def _coins(self, share: float) -> np.ndarray:
-        """The share of the pool that is drawn without looking at the records."""
+        """Draw the share of the pool that is chosen without looking at the records."""
         return np.asarray(self.context.coins.random(len(self.context.training)) < share * self.k / self.n)

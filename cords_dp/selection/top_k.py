@@ -11,10 +11,9 @@ again with other scores. On V, the validation gradient is one Gaussian event of 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from cords_dp.accounting import TRAINING_DATA, gaussian
@@ -26,7 +25,14 @@ from cords_dp.selection.context import SelectionContext, Selector, Weights
 from cords_dp.selection.pool import Pool
 from cords_dp.selection.releases import Releases
 from cords_dp.selection.scores import ScoredRecords, get_score
-from cords_dp.selection.shared import LINEAR_LAYER, PROJECTION, SCORE, SELECTION_TYPE, validation_gradient
+from cords_dp.selection.shared import (
+    LINEAR_LAYER,
+    PROJECTION,
+    SCORE,
+    SELECTION_TYPE,
+    ReleasedSubset,
+    validation_gradient,
+)
 
 _SCORES, _VALIDATION = "scores", "validation gradient"
 
@@ -66,13 +72,12 @@ class TopK(Mechanism):
         return TopKSelector(self, context)
 
 
-class TopKSelector:
+class TopKSelector(ReleasedSubset):
     """The pool is released and paid for."""
 
     def __init__(self, mechanism: TopK, context: SelectionContext):
         self.mechanism, self.context = mechanism, context
         self.k = context.plan.shape.k
-        self._pool = Pool(np.zeros(0, dtype=np.int64))
 
     def select(self, weights: Weights, releases: Releases) -> Pool:
         scored = ScoredRecords(self.mechanism, self.context, weights)
@@ -82,10 +87,3 @@ class TopKSelector:
 
     def noisy_scores(self, releases: Releases, scored: ScoredRecords, v: Tensor) -> np.ndarray:
         return releases.gaussian(_SCORES, scored.scores(v))
-
-    def state(self) -> dict[str, Any]:
-        return {"subset": torch.from_numpy(self._pool.indices.copy())}  # released: it was paid for
-
-    def restore(self, state: dict[str, Any]) -> Pool:
-        self._pool = Pool(state["subset"].numpy())
-        return self._pool

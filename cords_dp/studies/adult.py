@@ -84,7 +84,7 @@ def _as_table(section: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cut_column(schema: Schema, section: Mapping[str, Any]) -> tuple[str, list[int]]:
-    """The column that decides who is kept, and the codes of the values of which few are."""
+    """Return the column that decides who is kept, and the codes of the values of which few are."""
     name, values = section.get("cut_column"), section.get("cut_values") or ()
     column = next((c for c in schema.columns if c.name == name), None)
     if not isinstance(column, Categorical):
@@ -95,14 +95,14 @@ def _cut_column(schema: Schema, section: Mapping[str, Any]) -> tuple[str, list[i
 
 
 def _cut(train: RecordSet[TableStore], section: Mapping[str, Any], rng: np.random.Generator) -> RecordSet[TableStore]:
-    """D with a share of the records that the section names."""
+    """Return D with a share of the records that the section names."""
     name, codes = _cut_column(train.store.encoding.schema, section)
     named = np.isin(train.store.category_codes(name)[0][train.rows], codes)
     return train.kept(~named | (rng.random(len(named)) < float(section.get("cut_share") or 1.0)))
 
 
 def fetch_adult(datadir: Path) -> tuple[Path, Path]:
-    """The training and the test file in ``datadir``, and the schema beside them; fetched if they are not there."""
+    """Return the training and the test file in ``datadir``; fetch them, and the schema, if they are not there."""
     datadir.mkdir(parents=True, exist_ok=True)
     train, test = (datadir / name for name in FILES)
     with FileLock(datadir / "adult.lock"):
@@ -118,7 +118,7 @@ def fetch_adult(datadir: Path) -> tuple[Path, Path]:
 
 
 def _rows(text: str) -> list[list[str]]:
-    """Records as published, less a comment, the blanks after commas and the test set's full stop after the target."""
+    """Return records as published, less a comment, blanks after commas and the test set's full stop after targets."""
     lines = (line.strip().removesuffix(".") for line in text.splitlines())
     fields = ([field.strip() for field in line.split(",")] for line in lines)
     return [record for record in fields if len(record) == len(COLUMNS)]

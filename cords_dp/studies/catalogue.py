@@ -14,9 +14,8 @@ from dotmap import DotMap
 from cords_dp.config import PAPER_SELECTION, apply_override, config_for, merge_into, paper_model
 from cords_dp.errors import ConfigError
 from cords_dp.runs.jobs import Job, Work, execute
-from cords_dp.studies.adjusted import execute_adjusted
-from cords_dp.studies.gains import execute_by_group
 from cords_dp.studies.paper import FRACTIONS
+from cords_dp.studies.works import execute_adjusted, execute_by_group
 
 PRESETS = ("quick", "cpu", "full")
 
@@ -99,7 +98,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Experiment:
-    """What is varied, over which methods, and how it is shown (a name in `report.figures`)."""
+    """What is varied, over which methods, and how it is shown (a name in `studies.figures`)."""
 
     title: str
     figure: str
@@ -337,7 +336,7 @@ class Choice:
 
 
 def experiment_jobs(name: str, preset: str, choice: Choice = Choice()) -> list[Job]:
-    """The runs of an experiment."""
+    """List the runs of an experiment."""
     experiment, scale = EXPERIMENTS[name], EXPERIMENTS[name].scales[preset]
     scale = replace(
         scale,
@@ -428,6 +427,6 @@ def _set_apart(experiment: Experiment, dataset: str, strategy: str) -> float | N
 
 
 def gains_config(preset: str, choice: Choice = Choice()) -> DotMap:
-    """The config of the gains figure, which is one short run and not a sweep."""
+    """Return the config of the gains figure, which is one short run and not a sweep."""
     job = experiment_jobs("gains", preset, replace(choice, methods=(), seeds=1))[0]
     return DotMap(dict(job.config))

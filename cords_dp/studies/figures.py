@@ -17,7 +17,7 @@ _COLOURS = ("#4C72B0", "#937860", "#DD8452", "#55A868", "#C44E52", "#8172B3")
 
 
 def accuracy_curves(curves: Mapping[str, pd.DataFrame], path: Path, *, title: str) -> Path:
-    """Test accuracy and ε spent over epochs, a line for each run (metrics.csv files): on D solid, on V dashed."""
+    """Draw test accuracy and ε spent over epochs, a line for each run (metrics.csv files): on D solid, on V dashed."""
     figure, axes = plt.subplots(1, 2, figsize=(10, 4.4), layout="constrained")
     draw_curves(axes, curves, title=title)
     return save(figure, path)
@@ -43,7 +43,7 @@ def draw_curves(axes: Any, curves: Mapping[str, pd.DataFrame], *, title: str) ->
 
 
 def gains_figure(frame: pd.DataFrame, path: Path, *, title: str) -> Path:
-    """True gains of all records against the gains that the mechanism samples.
+    """Draw true gains of all records against the gains that the mechanism samples.
 
     ``frame`` has the columns gain, top_k (is it among the k largest?) and one column of probabilities per mechanism.
     """
@@ -120,7 +120,7 @@ def _over_split(folder: Path, name: str, title: str) -> list[Path]:
 
 
 def _over_budget(folder: Path, name: str, title: str) -> list[Path]:
-    """Accuracy over ε: one panel for each dataset, with the published figures (published.csv) as crosses."""
+    """Draw accuracy over ε: one panel for each dataset, with the published figures (published.csv) as crosses."""
     frame, published = (pd.read_csv(folder / file) for file in ("runs.csv", "published.csv"))
     datasets = list(frame["dataset"].unique())
     figure, axes = plt.subplots(1, len(datasets), figsize=(5.6 * len(datasets), 4.8), squeeze=False)
@@ -142,7 +142,7 @@ def _over_budget(folder: Path, name: str, title: str) -> list[Path]:
 
 
 def _over_time(folder: Path, name: str, title: str) -> list[Path]:
-    """Accuracy over seconds: one panel for each k, FullDP in all of them."""
+    """Draw accuracy over seconds: one panel for each k, FullDP in all of them."""
     frame = pd.read_csv(folder / "curves.csv")
     sizes = sorted(frame.loc[frame["method"] != WHOLE, "share"].unique())
     figure, axes = plt.subplots(1, len(sizes), figsize=(4.2 * len(sizes), 3.8), squeeze=False, layout="constrained")
@@ -163,7 +163,7 @@ def _over_time(folder: Path, name: str, title: str) -> list[Path]:
 
 
 def _over_scenario(folder: Path, name: str, title: str) -> list[Path]:
-    """A group of bars per scenario, one bar per method."""
+    """Draw a group of bars per scenario, one bar per method."""
     frame = pd.read_csv(folder / "runs.csv")
     figure, panels = _panels(frame, title)
     for axis, part in panels:
@@ -192,7 +192,7 @@ _KINDS: dict[str, Callable[[Path, str, str], list[Path]]] = {
 
 
 def _panels(frame: pd.DataFrame, title: str) -> tuple[Any, Iterator[tuple[Any, pd.DataFrame]]]:
-    """A row of axes for each dataset, one axis per budget."""
+    """Make a row of axes for each dataset, one axis per budget."""
     datasets, budgets = list(frame["dataset"].unique()), sorted(frame["budget"].unique())
     size = (4.6 * len(budgets), 3.6 * len(datasets) + 0.3)
     figure, axes = plt.subplots(len(datasets), len(budgets), figsize=size, squeeze=False, layout="constrained")

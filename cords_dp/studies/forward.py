@@ -92,13 +92,10 @@ class _ForwardSelector:
         return Pool(everyone, likelihood=likelihood, predicted=np.zeros_like(everyone))
 
     def _table(self, records: Records, weights: Weights) -> np.ndarray:
-        """Σ of masses by label and predicted class; a record that is not finite is in no cell."""
+        """Count records by label and predicted class; one that is not finite is in no cell."""
         classes = self.context.num_classes
         labels, predicted = records.kinds(weights, classes)
-        some = labels >= 0
-        cells = labels[some] * classes + predicted[some]
-        counts = np.bincount(cells, weights=records.masses[some], minlength=classes**2)
-        return counts.reshape(classes, classes).astype(np.float64)
+        return records.count(np.where(labels >= 0, labels * classes + predicted, -1), classes, classes)
 
 
 def label_given_class(on_d: np.ndarray, on_v: np.ndarray, sigma_d: float, sigma_v: float) -> np.ndarray:

@@ -2,38 +2,27 @@
 
 It shows exact scores of single records, so it is made on public data or with an explicit flag, in a run whose
 model is not meant for release.
-
-A run whose test accuracy is also told for each group of records, as a column of a table names them.
 """
 
 from __future__ import annotations
 
-import json
-import tempfile
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from dotmap import DotMap
-from torch import nn
 
 from cords_dp import PrivacyPlan, TrainClassifier
-from cords_dp.config import PrivacySettings, thawed_copy, to_plain
+from cords_dp.config import PrivacySettings, thawed_copy
 from cords_dp.data.published import DATASETS, dataset_name
 from cords_dp.errors import ConfigError
 from cords_dp.extend import (
     LastLayerGradients,
     Records,
     RecordSet,
-    category_codes,
     pick_probabilities,
-    sequential_batches,
 )
 from cords_dp.planning import build_plan
-from cords_dp.runs.jobs import RESULT, kept_files
 from cords_dp.selection import Exponential
 from cords_dp.studies.figures import gains_figure
 
@@ -106,7 +95,7 @@ def _short_run(cfg: DotMap, out: Path, epochs: int) -> DotMap:
 
 
 def _exact_gains(trainer: TrainClassifier) -> np.ndarray:
-    """⟨clip₁(g_j), v/‖v‖⟩ for every record at the trained model."""
+    """Compute ⟨clip₁(g_j), v/‖v‖⟩ for every record at the trained model."""
     data, model = trainer.data, trainer.model
     assert data is not None
     assert model is not None
@@ -117,30 +106,3 @@ def _exact_gains(trainer: TrainClassifier) -> np.ndarray:
 
     v = gradients(data.validation).clipped_sum(1.0).float()
     return gradients(data.train).scores(v / v.norm(), 1.0).double().numpy()
-
-
-_BATCH = 4096
-
-
-def execute_by_group(config: Mapping[str, Any], *, column: str) -> dict[str, bytes]:
-    """As `jobs.execute`; the result has ``accuracy_VALUE`` for each category of the column. Of the test set alone."""
-    from cords_dp.runs.run import run_and_hand_over
-
-    with tempfile.TemporaryDirectory(prefix="cords_dp-") as folder:
-        out = Path(folder)
-        trainer, _ = run_and_hand_over(DotMap(to_plain(config)), out, progress=False)
-        assert trainer.model is not None
-        assert trainer.data is not None
-        files = kept_files(out)
-        shares = group_accuracies(trainer.model, trainer.data.test, column)
-        result = {**json.loads(files[RESULT]), **{f"accuracy_{name}": share for name, share in shares.items()}}
-        return {**files, RESULT: json.dumps(result, indent=2).encode()}
-
-
-@torch.no_grad()
-def group_accuracies(model: nn.Module, dataset: RecordSet, column: str) -> dict[str, float]:
-    """The share of right predictions for each category of a column that occurs in the (public) test set."""
-    model.eval()
-    right = np.concatenate([(model(x).argmax(1) == y).numpy() for x, y in sequential_batches(dataset, _BATCH)])
-    codes, categories = category_codes(dataset, column)
-    return {name: float(right[codes == code].mean()) for code, name in enumerate(categories) if (codes == code).any()}

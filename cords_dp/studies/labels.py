@@ -23,7 +23,7 @@ record. Levels, like weights, are secret state.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -31,12 +31,9 @@ import numpy as np
 import torch
 
 from cords_dp import register_strategy
-from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, gaussian
 from cords_dp.config import Key, PrivacySettings, SubsetSettings, number
-from cords_dp.errors import ConfigError
 from cords_dp.planning import (
     EpochPlan,
-    Mechanism,
     Release,
     SelectionNoise,
     Sizes,
@@ -45,6 +42,7 @@ from cords_dp.planning import (
 )
 from cords_dp.selection import (
     CONCENTRATIONS,
+    DrawsFromAll,
     LabelLikelihood,
     Pool,
     Records,
@@ -53,6 +51,7 @@ from cords_dp.selection import (
     Selector,
     Weights,
     of_class_shares,
+    released_of_both,
     rising,
     table_ratios,
 )
@@ -63,33 +62,16 @@ COUNTS, VALIDATION_COUNTS = "label counts", "validation label counts"
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabelMechanism(Mechanism):
+class LabelMechanism(DrawsFromAll):
     """Counts labels once, before training; every step draws from all of D."""
-
-    secret_pool: ClassVar[bool] = True
-    sharded: ClassVar[bool] = True
-    default_split: ClassVar[float] = 0.9
-    privacy_keys: ClassVar[frozenset[str]] = frozenset({"split", "validation_noise"})
-
-    @property
-    def reads_validation(self) -> bool:
-        return True
 
     def schedule(self, sizes: Sizes, subset: SubsetSettings, epochs: int) -> tuple[EpochPlan, ...]:
         return subset_schedule(
             sizes, subset, epochs, rate=sizes.batch_size / sizes.n, selects=lambda epoch, first: epoch == first
         )
 
-    def draws_from(self, n: int, k: int) -> int:
-        return n
-
     def releases(self, noise: SelectionNoise, privacy: PrivacySettings, sizes: Sizes) -> tuple[Release, ...]:
-        words = "counts of records by label; 1 (one cell)"
-        on_v = None if noise.on_validation is None else gaussian(noise.on_validation)
-        return (
-            Release(COUNTS, TRAINING_DATA, gaussian(noise.on_training), 1.0, words),
-            Release(VALIDATION_COUNTS, VALIDATION_DATA, on_v, 1.0, words),
-        )
+        return released_of_both(COUNTS, VALIDATION_COUNTS, noise, "counts of records by label; 1 (one cell)")
 
 
 @register_mechanism
@@ -147,14 +129,11 @@ class GroupRates(LabelMechanism):
     use_case: ClassVar[str] = "comparisons: per-group sampling rates and clip norms"
 
     def check(self, privacy: PrivacySettings, subset: SubsetSettings) -> None:
-        if privacy.composition == "basic":
-            raise ConfigError(
-                "privacy.composition", "basic", f"{self.name!r} is composed with training jointly; use 'joint'"
-            )
+        self.refuse_basic_composition(privacy)
 
     def schedule(self, sizes: Sizes, subset: SubsetSettings, epochs: int) -> tuple[EpochPlan, ...]:
         plain = super().schedule(sizes, subset, epochs)
-        return tuple(EpochPlan(e.pool, e.steps, e.rate, e.selects, branched=e.pool == "own") for e in plain)
+        return tuple(replace(e, branched=e.pool == "own") for e in plain)
 
     def concentrations(self, sizes: Sizes) -> tuple[float, ...]:
         return tuple(c for c in CONCENTRATIONS if c * sizes.k <= sizes.n)
@@ -174,15 +153,15 @@ class GroupRates(LabelMechanism):
 
 
 def group_concentrations(shares: np.ndarray, ratio: np.ndarray, highest: float) -> np.ndarray:
-    """How many times as often as uniformly each class is drawn: in proportion to the ratio, up to the highest, and
-    such that a batch has its expected size."""
+    """Return how many times as often as uniformly each class is drawn: in proportion to the ratio, up to the highest,
+    and such that a batch has its expected size."""
     reachable = min(1.0, highest * float(shares[ratio > 0].sum()))
     scale = rising(lambda x: float((shares * np.minimum(highest, x * ratio)).sum()), (1 - 1e-9) * reachable)
     return np.minimum(highest, scale * ratio)
 
 
 def _by_label(values: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Each record's value; 0 for a label of −1."""
+    """Return each record's value; 0 for a label of −1."""
     return np.where(labels >= 0, values[np.maximum(labels, 0)], 0.0)
 
 
@@ -217,14 +196,11 @@ class _LabelSelector:
         return self._make_pool(self._labels(self.context.training), shares, ratio, self.context)
 
     def _labels(self, records: Records) -> np.ndarray:
-        """−1 for a record that is not finite: the weights are released ones, of which only the logits' range counts."""
+        """Return labels, −1 for a record whose logits at the released weights are not finite."""
         return records.kinds(self._weights, self.context.num_classes)[0]
 
     def _counts(self, records: Records) -> np.ndarray:
-        labels = self._labels(records)
-        some = labels >= 0  # an owner's records have the mass 1 together
-        counts = np.bincount(labels[some], weights=records.masses[some], minlength=self.context.num_classes)
-        return counts.astype(np.float64)
+        return records.count(self._labels(records), self.context.num_classes)
 
 
 register_strategy("ClassWeightsDP", mechanism="class_weights")

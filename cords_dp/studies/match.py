@@ -45,11 +45,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, gaussian
+from cords_dp.accounting import TRAINING_DATA, gaussian
 from cords_dp.config import Key, PrivacySettings, SubsetSettings, number
 from cords_dp.planning import (
     EpochPlan,
-    Mechanism,
     Release,
     SelectionNoise,
     Sizes,
@@ -62,6 +61,7 @@ from cords_dp.selection import (
     OWN_SCORE,
     PROJECTION,
     SELECTION_TYPE,
+    DrawsFromAll,
     LastLayerGradients,
     Pool,
     Records,
@@ -70,6 +70,7 @@ from cords_dp.selection import (
     Selector,
     Weights,
     check_weighing,
+    released_of_both,
     tail_noise,
 )
 
@@ -89,11 +90,11 @@ class Tilt:
     log_match: float  # the largest ln κ at which caps at 1 spare most of the tilted mass
 
     def chances(self, scores: np.ndarray) -> np.ndarray:
-        """The probability of each record to stay in a batch that has drawn it."""
+        """Return the probability of each record to stay in a batch that has drawn it."""
         return np.exp(np.minimum(0.0, self.log_fill + self.strength * scores))
 
     def weights(self, scores: np.ndarray) -> np.ndarray:
-        """The weight in [0, 1] of each record that stays."""
+        """Return the weight in [0, 1] of each record that stays."""
         tilted = self.strength * scores
         lower = min(self.log_fill, self.log_match)
         return np.exp(np.minimum(0.0, lower + tilted) - np.minimum(0.0, self.log_fill + tilted))
@@ -101,7 +102,7 @@ class Tilt:
 
 @register_mechanism
 @dataclass(frozen=True, kw_only=True)
-class Match(Mechanism):
+class Match(DrawsFromAll):
     """Looks at the records once a run, before training, so ``select_every`` means nothing to it."""
 
     name: ClassVar[str] = "match"
@@ -110,10 +111,6 @@ class Match(Mechanism):
         "one noisy sum and one noisy histogram are released"
     )
     use_case: ClassVar[str] = "the released model, by features"
-    secret_pool: ClassVar[bool] = True
-    default_split: ClassVar[float] = 0.9
-    sharded: ClassVar[bool] = True
-    privacy_keys: ClassVar[frozenset[str]] = frozenset({"split", "validation_noise"})
 
     projection: int = PROJECTION.field()
     bins: int = BINS.field()
@@ -126,10 +123,6 @@ class Match(Mechanism):
     score: str = OWN_SCORE.field()
     linear_layer: bool = LINEAR_LAYER.field()
     selection_type: str = SELECTION_TYPE.field()
-
-    @property
-    def reads_validation(self) -> bool:
-        return True
 
     def check(self, privacy: PrivacySettings, subset: SubsetSettings) -> None:
         check_weighing(self, "matches gradients and class shares")
@@ -144,22 +137,17 @@ class Match(Mechanism):
             )
 
     def schedule(self, sizes: Sizes, subset: SubsetSettings, epochs: int) -> tuple[EpochPlan, ...]:
-        """One selection, before the pool is first used; every step then draws from all of D."""
+        """Plan one selection, before the pool is first used; every step then draws from all of D."""
         concentration = (sizes.n / sizes.k) ** (1 / 3) if self.concentration is None else self.concentration
         rate = min(1.0, sizes.batch_size / sizes.k, concentration * sizes.batch_size / sizes.n)
         return subset_schedule(sizes, subset, epochs, rate=rate, selects=lambda epoch, first: epoch == first)
 
-    def draws_from(self, n: int, k: int) -> int:
-        return n
-
     def releases(self, noise: SelectionNoise, privacy: PrivacySettings, sizes: Sizes) -> tuple[Release, ...]:
-        on_d = gaussian(noise.on_training)
-        on_v = None if noise.on_validation is None else gaussian(noise.on_validation)
-        return (
-            Release(_SUM, TRAINING_DATA, on_d, 1.0, "the sum of unit gradients; 1 (one unit gradient)"),
-            Release(_TAILS, TRAINING_DATA, on_d, 1.0, "tail counts of scores; 1 (one histogram cell)"),
-            Release(_VALIDATION, VALIDATION_DATA, on_v, 1.0, "the sum of unit gradients; 1 (one unit gradient)"),
-        )
+        words = "tail counts of scores; 1 (one histogram cell)"
+        tails = Release(_TAILS, TRAINING_DATA, gaussian(noise.on_training), 1.0, words)
+        words = "the sum of unit gradients; 1 (one unit gradient)"
+        on_d, on_v = released_of_both(_SUM, _VALIDATION, noise, words)
+        return on_d, tails, on_v
 
     def describe_price(self, price: Callable[[float], float], sizes: Sizes, rate: float) -> str:
         concentration = rate * sizes.n / sizes.batch_size
@@ -207,7 +195,7 @@ class MatchSelector:
     # -- records --------------------------------------------------------------------------------------
 
     def describe(self, weights: Weights) -> None:
-        """φ of every record of D and of V."""
+        """Compute φ of every record of D and of V."""
         assert self.context.validation is not None
         self._weights = weights
         self.training = self._unit_gradients(self.context.training, weights)
@@ -219,7 +207,7 @@ class MatchSelector:
         return uniform_gradients(layer.gradients.a, layer.labels, self.context.num_classes)
 
     def scores(self, direction: Tensor) -> np.ndarray:
-        """⟨φ_j, direction⟩ ∈ [−1, 1]."""
+        """Compute ⟨φ_j, direction⟩ ∈ [−1, 1]."""
         g = self.training
         return (g.r * (g.a @ direction.to(g.a).T)).sum(dim=1).double().clamp(-1.0, 1.0).cpu().numpy()
 
@@ -244,7 +232,7 @@ class MatchSelector:
         return Tilt(direction, strength, fill, match)
 
     def _sizes(self) -> tuple[int, int]:
-        """Of D and V, in all processes together: public numbers."""
+        """Return the sizes of D and V, in all processes together: public numbers."""
         shape = self.context.plan.shape
         return shape.n, max(1, shape.n_validation)
 
@@ -253,7 +241,7 @@ class MatchSelector:
         return torch.from_numpy(releases.gaussian(name, total.cpu().numpy())).to(gradients.r)
 
     def _explained_by_noise(self, releases: Releases, dimension: int) -> float:
-        """E‖ρ‖² where D and V have one distribution: the releases' noise and, at most, the sampling's."""
+        """Return E‖ρ‖² where D and V have one distribution: the releases' noise and, at most, the sampling's."""
         n, n_validation = self._sizes()
         on_d, on_v = releases.noise_multiplier(_SUM) / n, releases.noise_multiplier(_VALIDATION) / n_validation
         return dimension * (on_d**2 + on_v**2) + 1 / n + 1 / n_validation
@@ -263,7 +251,7 @@ class MatchSelector:
 
 
 def uniform_gradients(inputs: Tensor, labels: Tensor, classes: int) -> LastLayerGradients:
-    """φ: last-layer gradients at the uniform prediction, at length 1; the leading 1 and h count alike.
+    """Compute φ: last-layer gradients at the uniform prediction, at length 1; the leading 1 and h count alike.
 
     ``inputs`` is [1; h] of each record; zeros, of one that is null or whose h is not finite, give φ = 0.
     """
@@ -280,7 +268,7 @@ def uniform_gradients(inputs: Tensor, labels: Tensor, classes: int) -> LastLayer
 
 
 def score_histogram(tails: np.ndarray, *, noise: float) -> tuple[np.ndarray, np.ndarray]:
-    """Counts and mid-points of the score cells. Tails within three deviations of zero are taken as empty:
+    """Return counts and mid-points of the score cells. Tails within three deviations of zero are taken as empty:
     a few records that noise has put at the highest scores would outweigh all others once tilted."""
     from_top = np.where(tails[::-1] > 3 * noise, tails[::-1], 0.0)
     counts = np.diff(np.maximum.accumulate(from_top), prepend=0.0)[::-1]
@@ -289,7 +277,7 @@ def score_histogram(tails: np.ndarray, *, noise: float) -> tuple[np.ndarray, np.
 
 
 def tilt_strength(counts: np.ndarray, scores: np.ndarray, wanted: float) -> float:
-    """t at which the mean score of the tilted counts is ``wanted``; it grows with t, so bisection finds it."""
+    """Find t at which the mean score of the tilted counts is ``wanted``; it grows with t, so bisection finds it."""
     if counts.sum() <= 0:
         return 0.0
 
@@ -301,7 +289,7 @@ def tilt_strength(counts: np.ndarray, scores: np.ndarray, wanted: float) -> floa
 
 
 def chance_scales(counts: np.ndarray, tilted: np.ndarray, *, share: float) -> tuple[float, float]:
-    """(ln κ at which a ``share`` of the records stays, the largest ln κ at which most of the mass is not capped)."""
+    """Find (ln κ at which a ``share`` of the records stays, the largest ln κ at which most mass is not capped)."""
     if counts.sum() <= 0 or not tilted.any():
         return math.log(share), 0.0
     shares = counts / counts.sum()

@@ -24,7 +24,7 @@ _CRITERION = nn.CrossEntropyLoss(reduction="none")
 
 
 def model_table(names: list[str] | None = None) -> pd.DataFrame:
-    """One row per model: input, weights, what was replaced, the modes with right per-example gradients, or why not."""
+    """Return one row per model: input, weights, what was replaced, the modes with right gradients, or why not."""
     return pd.DataFrame([_row(name) for name in (names or model_names())])
 
 
@@ -64,7 +64,7 @@ def _inputs() -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _sentences() -> Iterator[tuple[str, torch.Tensor]]:
-    """Two made-up words with made-up vectors, in a file as GloVe's are."""
+    """Write two made-up words with made-up vectors, in a file as GloVe's are."""
     generator = torch.Generator().manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         vectors = torch.randn(2, _VECTOR_LENGTH, generator=generator).tolist()

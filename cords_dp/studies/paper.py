@@ -48,7 +48,7 @@ CLAIMS = {
 
 
 def imbalance_table() -> pd.DataFrame:
-    """The paper's table in long form: dataset, strategy, epsilon, fraction, paper_accuracy."""
+    """Return the paper's table in long form: dataset, strategy, epsilon, fraction, paper_accuracy."""
     rows = [
         {"dataset": dataset, "strategy": method, "epsilon": epsilon, "fraction": k, "paper_accuracy": accuracy}
         for (dataset, method, epsilon), values in _IMBALANCE.items()
@@ -58,7 +58,7 @@ def imbalance_table() -> pd.DataFrame:
 
 
 def published_frontier() -> pd.DataFrame:
-    """What others reached without public data: dataset, who, epsilon, accuracy."""
+    """Return what others reached without public data: dataset, who, epsilon, accuracy."""
     return pd.DataFrame(
         {"dataset": dataset, "who": who, "epsilon": epsilon, "accuracy": accuracy}
         for (dataset, who), values in _PUBLISHED.items()

@@ -45,7 +45,7 @@ def fetch_randhie(datadir: Path) -> Path:
 
 
 def _lines(columns: dict[str, np.ndarray]) -> Iterator[Iterable[str]]:
-    """Rows as texts: whole numbers without a point, nothing for a missing one."""
+    """Yield rows as texts: whole numbers without a point, nothing for a missing one."""
     kept = {name: values for name, values in columns.items() if name != _FIRST}
     visit = np.where(columns["mdvis"] > 0, "yes", "no")
     yield [*kept, "visit"]

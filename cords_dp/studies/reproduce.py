@@ -50,7 +50,7 @@ def reproduce(name: str, preset: str, out: Path, backend: Backend, choice: Choic
 
 
 def _tables(experiment: Experiment, name: str, out: Path) -> str:
-    """The experiment's tables as Markdown, also written to tables.md."""
+    """Render the experiment's tables as Markdown, also written to tables.md."""
     frame = pd.read_csv(out / "runs.csv")
     parts = [f"## {experiment.title}"]
     for title, table in study_tables(frame, out).items():
@@ -70,7 +70,7 @@ def _tables(experiment: Experiment, name: str, out: Path) -> str:
 
 
 def collect_curves(jobs: Sequence[Job], out: Path) -> pd.DataFrame:
-    """The metrics of every finished run in one frame: one row per evaluated epoch."""
+    """Collect the metrics of every finished run in one frame: one row per evaluated epoch."""
     parts = []
     for job in jobs:
         path = out / "runs" / job.id / "metrics.csv"

@@ -150,7 +150,7 @@ _IMBALANCE = ["imbalance-mnist", "imbalance-cifar100"]
 
 
 def _paper_panel(axis: Any, frame: pd.DataFrame) -> None:
-    """Bars at a tenth of the records: the paper's two methods, then the same two here."""
+    """Draw bars at a tenth of the records: the paper's two methods, then the same two here."""
     cells = frame[(frame["share"] == 0.1) & frame["budget"].isin((3, 8))]
     ours = 100 * cells.groupby(["dataset", "budget", "method"], sort=False)["accuracy"].mean()
     published = imbalance_table().query("fraction == 0.1").set_index(["dataset", "epsilon", "strategy"])

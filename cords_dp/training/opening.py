@@ -10,7 +10,8 @@ import numpy as np
 
 from cords_dp.accounting import Account, Ledger, Reservation
 from cords_dp.config import config_digest
-from cords_dp.data.handed_over import RecordDigests, as_records, bound_records
+from cords_dp.data.digests import RecordDigests, bound_records
+from cords_dp.data.handed_over import as_records
 from cords_dp.data.record_set import Share, Splits, cut_splits
 from cords_dp.errors import ConfigError, MechanismError
 from cords_dp.noise.generators import Streams

@@ -30,7 +30,8 @@ from torch.optim import Optimizer
 
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA
 from cords_dp.data.build import data_binding
-from cords_dp.data.handed_over import RecordDigests, limit_words
+from cords_dp.data.digests import RecordDigests
+from cords_dp.data.readable import limit_words
 from cords_dp.data.record_set import RecordSet, Splits
 from cords_dp.data.sources.base import find_source
 from cords_dp.errors import MechanismError

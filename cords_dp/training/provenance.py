@@ -2,7 +2,7 @@
 
 Released are public values: names of files without their folders, numbers of records, a date, versions, the total of an
 account and how much of it plans hold; the digest of the model, which is released itself; and digests of the data's
-files that only their owner can check (`data.owner_digest`).
+files that only their owner can check (`data.digests`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from torch import nn
 
 from cords_dp.accounting import Reservation
 from cords_dp.config import to_plain
+from cords_dp.data.digests import owner_digest, owner_key
 from cords_dp.data.handed_over import as_records
-from cords_dp.data.owner_digest import owner_digest, owner_key
 from cords_dp.data.record_set import Splits
 from cords_dp.data.sources.base import find_source
 from cords_dp.errors import OwnerKeyError

@@ -19,6 +19,7 @@ from cords_dp.auditing.findings import Finding, judge
 from cords_dp.config import load_config
 from cords_dp.errors import UnsupportedModelError
 from cords_dp.planning import registered_mechanisms
+from cords_dp.selection import Records
 from cords_dp.selection.align import AlignSelector
 from cords_dp.selection.likelihood import of_class_shares, of_tables
 from cords_dp.selection.releases import Releases
@@ -156,7 +157,7 @@ def test_one_look_more_than_planned_is_found(monkeypatch):
     real = AlignSelector._pool
 
     def looks_again(self, kinds, predicted):
-        table = self._table(kinds, self.context.training.masses, self._chances.shape[1])
+        table = self.context.training.count(kinds, *self._chances.shape)
         again = np.maximum(table + np.random.default_rng(7).normal(0, 1, table.shape), 0.0)
         self._chances = again / max(1.0, again.max())
         return real(self, kinds, predicted)
@@ -170,11 +171,11 @@ def test_one_look_more_than_planned_is_found(monkeypatch):
 
 @pytest.mark.parametrize("look", ["labels", "predictions"])
 def test_a_likelihood_from_exact_tables_is_found(look, monkeypatch):
-    table, labels, later = AlignSelector._table, AlignSelector._look_at_labels, AlignSelector._look
+    count, labels, later = Records.count, AlignSelector._look_at_labels, AlignSelector._look
     exact = []
 
-    def remembering(self, *counted):
-        exact.append(table(self, *counted))
+    def remembering(self, *cells):
+        exact.append(count(self, *cells))
         return exact[-1]
 
     def from_labels(self, on_d, on_v, sigma_d, sigma_v):
@@ -186,7 +187,7 @@ def test_a_likelihood_from_exact_tables_is_found(look, monkeypatch):
         later(self, on_d, on_v, sigma_d, sigma_v)
         self._given = of_tables(exact[-2], on_v, 0.0, sigma_v)
 
-    monkeypatch.setattr(AlignSelector, "_table", remembering)
+    monkeypatch.setattr(Records, "count", remembering)
     if look == "labels":
         monkeypatch.setattr(AlignSelector, "_look_at_labels", from_labels)
     else:

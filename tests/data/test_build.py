@@ -19,10 +19,11 @@ from torch.utils.data import Subset, TensorDataset
 
 from cords_dp.cli import main
 from cords_dp.data import fetch
-from cords_dp.data.build import build_dataset, cut_classes, mild_imbalance
+from cords_dp.data.build import build_dataset
 from cords_dp.data.published import DATASETS, known_sizes, splits_off_validation
 from cords_dp.data.record_set import array_set
 from cords_dp.data.text_sets import TEXT_SETS
+from cords_dp.data.variants import cut_classes, mild_imbalance
 from cords_dp.errors import ConfigError, DatasetUnavailableError
 
 

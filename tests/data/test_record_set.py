@@ -17,7 +17,9 @@ from torch.utils.data import Dataset, TensorDataset
 from cords_dp.config import frozen_copy
 from cords_dp.data.build import data_binding
 from cords_dp.data.feature_cache import FeatureStore, with_features
-from cords_dp.data.handed_over import DatasetStore, PaddedStore, ReadableStore, as_records, checked_splits
+from cords_dp.data.handed_over import DatasetStore, as_records, checked_splits
+from cords_dp.data.padding import PaddedStore
+from cords_dp.data.readable import ReadableStore
 from cords_dp.data.record_set import ClassTarget, RecordSet, Share, Splits, array_set, cut_splits
 from cords_dp.data.sources.arrays import ArrayFile, ArraySource
 from cords_dp.data.sources.table import TableSource

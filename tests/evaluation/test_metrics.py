@@ -53,7 +53,6 @@ def test_confusion_precision_and_recall_against_scikit_learn(classes):
     theirs = sklearn_metrics.precision_recall_fscore_support(labels, predicted, zero_division=np.nan)[:2]
     np.testing.assert_allclose(ours, theirs)
     assert metrics.base_rate(confusion) == np.bincount(labels).max() / len(labels)
-    assert metrics.class_shares(confusion) == pytest.approx(np.bincount(labels) / len(labels))
 
 
 def test_calibration_error_by_hand():

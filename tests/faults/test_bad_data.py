@@ -12,11 +12,10 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from cords_dp.data.handed_over import (
     checked_splits,
-    known_words,
-    limit_words,
     refuse_shared_records,
     unreadable_records,
 )
+from cords_dp.data.readable import known_words, limit_words
 from cords_dp.data.record_set import ClassTarget, Splits, array_set, records_at
 from cords_dp.errors import AccountingError, ConfigError, CordsDPError, DataError
 from cords_dp.models.build import check_input, register_model

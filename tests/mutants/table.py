@@ -32,7 +32,7 @@ def _mutant(name: str, bug: str, *patches_and_tests: tuple[str, str] | str) -> M
 ENGINE, MODES = "training/test_engine.py::", "training/test_modes.py::"
 BOOK = "training/test_bookkeeping.py::"
 PADDING, LOSSES, WANDB = (
-    "data/test_handed_over.py::",
+    "data/test_padding.py::",
     "training/test_losses.py::",
     "training/test_weights_and_biases.py::",
 )
@@ -262,7 +262,7 @@ _CLIPPING = [
     ),
     _mutant(
         "batch-norm-let-through", "BatchNorm, which mixes records, is not replaced",
-        ("    replaced = freeze_vectors(model)\n", "    return model, []\n    replaced = freeze_vectors(model)\n"),
+        ("    replaced = _freeze_vectors(model)\n", "    return model, []\n    replaced = _freeze_vectors(model)\n"),
         KILLERS + "test_batch_norm_does_not_stay",
     ),
     _mutant(
@@ -831,14 +831,15 @@ _SELECTION = [
     _mutant(
         "align-by-the-exact-table", "align releases a noisy table and sets chances by the exact one",
         ("            self._look(on_d, on_v, sigma_d, sigma_v)\n",
-         "            self._look(self._table(kinds, self.context.training.masses, groups), on_v, sigma_d, sigma_v)\n"),
+         "            exact = self.context.training.count(kinds, self.context.num_classes, groups)\n"
+         "            self._look(exact, on_v, sigma_d, sigma_v)\n"),
         REPLAY + "test_equal_releases_give_everyone_else_the_same_place[align]",
     ),
     _mutant(
         "likelihood-by-the-exact-table", "the likelihood of D's labels is learnt from the exact table",
         ("        return self._pool(kinds, predicted)\n\n    def state",
          "        if groups > 1:\n"
-         "            exact = self._table(kinds, self.context.training.masses, groups)\n"
+         "            exact = self.context.training.count(kinds, self.context.num_classes, groups)\n"
          "            self._given = of_tables(exact, on_v, sigma_d, sigma_v)\n"
          "        return self._pool(kinds, predicted)\n\n    def state"),
         REPLAY + "test_equal_releases_give_everyone_else_the_same_place[align]",
@@ -1550,7 +1551,7 @@ _ESTIMATORS = [
     ),
 ]  # fmt: skip
 
-DIGEST, PROVENANCE = "data/test_owner_digest.py::", "training/test_provenance.py::"
+DIGEST, PROVENANCE = "data/test_digests.py::", "training/test_provenance.py::"
 _STATEMENT = [
     _mutant(
         "plain-digest", "the statement's digest of private files has no key: a guess of their content can be confirmed",
@@ -1624,8 +1625,7 @@ _OWNERS = [
     ),
     _mutant(
         "owners-split-over-sets", "records are dealt to D, V and the test set one by one, whoever owns them",
-        ("    codes, own = numbered.codes(records.names), ",
-         "    codes, own = np.arange(len(numbered.codes(records.names))), "),
+        ("    seen = numbered.codes(owners[0])", "    seen = np.arange(len(numbered.codes(owners[0])))"),
         OWNED + "test_sets_are_made_of_whole_owners",
     ),
     _mutant(
@@ -1640,12 +1640,12 @@ _OWNERS = [
     ),
     _mutant(
         "table-without-masses", "align counts every record of an owner as one",
-        ("np.bincount(kinds[some], weights=masses[some], minlength", "np.bincount(kinds[some], minlength"),
-        OWNERS + "test_an_owner_moves_a_table_of_align_by_no_more_than_a_record_did",
+        ("np.bincount(cells[some], weights=self.masses[some], minlength", "np.bincount(cells[some], minlength"),
+        OWNERS + "test_an_owner_moves_a_table_by_no_more_than_a_record_did",
     ),
     _mutant(
         "label-counts-without-masses", "the rivals count every record of an owner as one label",
-        ("np.bincount(labels[some], weights=records.masses[some], minlength", "np.bincount(labels[some], minlength"),
+        ("np.bincount(cells[some], weights=self.masses[some], minlength", "np.bincount(cells[some], minlength"),
         AUDITED_OWNERS + "test_without_one_owner_a_selection_differs_by_its_sensitivity_and_in_nothing_else"
         "[class_weights]",
     ),
@@ -1725,7 +1725,7 @@ _PRIVATE_TEST = [
     ),
     _mutant(
         "table-without-unlabelled", "how many test records a table has depends on their labels",
-        ("tested_records(sets[2], section, outputs)", "tested_records(sets[2], {}, outputs)"),
+        ("tested_records(tested, section, classes)", "tested_records(tested, {}, classes)"),
         TESTED + "test_a_table_keeps_its_test_records_without_a_label",
     ),
     _mutant(

@@ -10,7 +10,7 @@ from cords_dp.accounting import Ledger, epsilon_bound
 from cords_dp.planning.measures import measure_lines
 from cords_dp.planning.statement import privacy_markdown, privacy_report
 from cords_dp.planning.statement_page import statement_page
-from cords_dp.report.measures import measures_part
+from cords_dp.report.single_run import measures_part
 from cords_dp.training.resolve import resolve
 
 ABOUT = {"date": "2026-11-18", "versions": {"cords-dp": "0.2.0"}, "data": {"name": "digits", "records": {}}}

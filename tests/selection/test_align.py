@@ -130,9 +130,9 @@ def test_one_record_moves_one_cell_and_no_other_record(record, value, label):
         kinds = [s._cells(*s.context.training.kinds(weights, 3), groups) for s in selectors]
         others = np.arange(60) != record
         assert np.array_equal(kinds[0][others], kinds[1][others])
-        ones = np.ones(60)
-        tables = [s._table(k, ones, groups) for s, k in zip(selectors, kinds, strict=True)]
-        without = selectors[0]._table(kinds[0][others], ones[others], groups)  # the null record has no cell
+        tables = [s.context.training.count(k, 3, groups) for s, k in zip(selectors, kinds, strict=True)]
+        rest = selectors[0].context.training.among(np.flatnonzero(others))
+        without = rest.count(kinds[0][others], 3, groups)  # the null record has no cell
         for table in tables:
             assert np.linalg.norm(table - without) <= 1.0
         if not math.isfinite(value):

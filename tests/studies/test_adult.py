@@ -18,7 +18,7 @@ from cords_dp.data.sources.table.schema import Numeric, load_schema
 from cords_dp.errors import ConfigError, DatasetUnavailableError
 from cords_dp.studies import adult, wheels
 from cords_dp.studies.adult import COLUMNS, SCHEMA, fetch_adult
-from cords_dp.studies.gains import group_accuracies
+from cords_dp.studies.works import group_accuracies
 from cords_dp.training.resolve import resolve
 
 

@@ -11,8 +11,8 @@ from torch import nn
 
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA
 from cords_dp.runs.jobs import RESULT
-from cords_dp.studies.adjusted import AdjustedLogits, execute_adjusted
 from cords_dp.studies.forward import label_given_class
+from cords_dp.studies.works import AdjustedLogits, execute_adjusted
 
 CLASSES = 5
 
@@ -65,11 +65,11 @@ def test_logits_are_moved_by_class():
 
 def test_predictions_are_measured_with_the_ratio_that_the_run_released(make_config, monkeypatch):
     """A ratio that leaves one class alone: everything is then predicted as that class."""
-    from cords_dp.studies import adjusted
+    from cords_dp.studies import works
 
     ratio = torch.full((10,), 1e-9)
     ratio[1] = 1e9
-    monkeypatch.setattr(adjusted, "_released_ratio", lambda folder: ratio)
+    monkeypatch.setattr(works, "_released_ratio", lambda folder: ratio)
     config = make_config("ClassWeightsDP", dss_args={"power": 0}, train_args={"num_epochs": 1})
     files = execute_adjusted(config)
     result = json.loads(files[RESULT])

@@ -133,7 +133,7 @@ def test_sets_of_the_hub(small_text, monkeypatch, name, classes, keys):
 def test_a_run_is_bound_to_its_split_of_the_sentences(small_text, monkeypatch):
     """Mutant: sentences without the rows that they are; on resuming, records of V could move into D."""
     from cords_dp.data.build import data_binding
-    from cords_dp.data.handed_over import padded_splits
+    from cords_dp.data.padding import padded_splits
     from cords_dp.data.text_sets import build_text
 
     fake_hub(monkeypatch)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +20,6 @@ from cords_dp.errors import AccountingError, ConfigError, DataError, MechanismEr
 from cords_dp.estimators.estimator import PrivateClassifier
 from cords_dp.estimators.repeats import tally
 from cords_dp.planning.statement import privacy_markdown, privacy_report
-from cords_dp.selection.align import AlignSelector
 from cords_dp.selection.context import Records
 from cords_dp.selection.pool import Pool
 from cords_dp.training.gradients import gradient_mode
@@ -198,16 +196,17 @@ def test_an_owner_has_in_a_table_what_a_record_had():
     assert np.bincount(plain.owners.codes, weights=records.masses) == pytest.approx([1, 1])
 
 
-def test_an_owner_moves_a_table_of_align_by_no_more_than_a_record_did():
-    context = SimpleNamespace(num_classes=2)
-    owners = Owners(np.array([0, 0, 0, 1, 2, 2]), 3)
-    kinds, selector = np.array([0, 1, 3, 2, -1, 1]), AlignSelector(None, context)
-    whole = selector._table(kinds, owners.masses, 2)
+def test_an_owner_moves_a_table_by_no_more_than_a_record_did():
+    kinds = np.array([0, 1, 3, 2, -1, 1])
+    six = array_set(np.zeros((6, 2), np.float32), np.zeros(6, np.int64))
+    records = Records(six, nn.Linear(2, 2), CE, "cpu")
+    assert records.count(kinds, 2, 2).tolist() == [[1, 2], [1, 1]]
+    six.owners = Owners(np.array([0, 0, 0, 1, 2, 2]), 3)
+    whole = records.count(kinds, 2, 2)
     for owner in range(3):
-        others = owners.codes != owner
-        rest = selector._table(kinds[others], owners.masses[others], 2)
+        others = np.flatnonzero(six.owners.codes != owner)
+        rest = records.among(others).count(kinds[others], 2, 2)
         assert np.abs(whole - rest).sum() <= 1 + 1e-12
-    assert selector._table(kinds, np.ones(6), 2).tolist() == [[1, 2], [1, 1]]
 
 
 @pytest.mark.parametrize("mechanism", ["exponential", "top_k", "threshold", "match", "group_rates"])

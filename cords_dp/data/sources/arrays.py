@@ -4,12 +4,8 @@ An ``.npz`` file (or a folder of ``.npy`` files) holds ``x`` and ``y``, which ar
 ``x_train``, ``y_train`` and, where there are sets of their own, ``x_val``, ``y_val``, ``x_test``, ``y_test``. A single
 ``.npy`` file holds x, and ``labels`` names the file of y. Files are mapped, never read whole, unless they are
 compressed. Pixels (uint8) are scaled by public constants, other numbers are taken as they are. Labels are private, so
-the classes have to be declared.
-
-Arrays in ``.npz`` and ``.npy`` files, mapped into memory and read a few rows at a time.
-
-What is read before training is public: the names of the arrays, their shapes and types. Objects, whose unpickling could
-run code, are refused.
+the classes have to be declared. What is read before training is public: the names of the arrays, their shapes and
+types. Objects, whose unpickling could run code, are refused.
 """
 
 from __future__ import annotations
@@ -42,6 +38,7 @@ from cords_dp.data.sources.base import (
     split_rows,
     split_store,
     tested_records,
+    with_own_files,
 )
 from cords_dp.data.store import LabelledStore, PixelConstants, normalised
 from cords_dp.errors import ConfigError, DataError, DatasetUnavailableError
@@ -85,7 +82,7 @@ class ArrayFile(LabelledStore):
 
 
 def _owner_names(section: Mapping[str, Any], parts: Any) -> list[Any] | None:
-    """Whose each record is: a file of one name or number a row. Private; nothing keeps them."""
+    """Return whose each record is: a file of one name or number a row. Private; nothing keeps them."""
     if section.get("owner") is None:
         return None
     if parts.validation is not None or parts.test is not None:
@@ -120,7 +117,7 @@ class ArraySource(Source):
         self.facts(section)
         parts = _open(section)
         _owner_names(section, parts)
-        check_split({**section, **{f"{part}_path": True for part in _OWN if getattr(parts, part) is not None}})
+        check_split(with_own_files(section, validation=parts.validation, test=parts.test))
 
     def facts(self, section: Mapping[str, Any]) -> Facts:
         classes, x = declared_classes(section), _open(section).train.x
@@ -145,7 +142,7 @@ class ArraySource(Source):
         return split_store(records(parts.train), own[0], own[1], section, rng, facts.num_classes, names)
 
     def build_part(self, section: Mapping[str, Any], rng: np.random.Generator, share: Share) -> Splits:
-        """Each process reads the labels of its range, and maps that range of x. With owners it maps all of it."""
+        """Read the labels of this process's range, and map that range of x; with owners all of it."""
         if section.get("owner") is not None:
             return self.build(section, rng)
         facts, parts = self.facts(section), _open(section)
@@ -158,8 +155,8 @@ class ArraySource(Source):
             _check_pair(section, facts, pair)
             return read_part(len(pair.x), rows, share, read)
 
-        own = {f"{part}_path": True for part in _OWN if getattr(parts, part) is not None}
-        rows = split_rows(len(parts.train.x), {**section, **own}, rng)
+        given = with_own_files(section, validation=parts.validation, test=parts.test)
+        rows = split_rows(len(parts.train.x), given, rng)
         train, validation, test = (
             part_of(parts.train, chosen) if pair is None or pair is parts.train else part_of(pair, None)
             for pair, chosen in zip(parts, rows, strict=True)
@@ -168,21 +165,21 @@ class ArraySource(Source):
 
     def card(self, section: Mapping[str, Any]) -> dict[str, Any]:
         facts = self.facts(section)
-        pixels = facts.constants and {"mean": list(facts.constants.mean), "std": list(facts.constants.std)}
+        pixels = facts.constants and facts.constants.to_plain()
         return {"source": self.name, "shape": list(facts.shape), "classes": list(facts.classes), "pixels": pixels}
 
     def read(self, card: Mapping[str, Any], path: str) -> RecordSet:
         file = Path(path).expanduser()
         arrays = open_arrays(file)
         x = pick(arrays, ("x", "x_test")) if len(arrays) > 1 else next(iter(arrays.values()), None)
-        pixels = card["pixels"] and PixelConstants(tuple(card["pixels"]["mean"]), tuple(card["pixels"]["std"]))
+        pixels = PixelConstants.of(card["pixels"]) if card["pixels"] else None
         if x is None:
             raise DatasetUnavailableError(f"{file.name} holds no array x")
         if (x.dtype == np.uint8) != bool(pixels) and x.ndim > 2:
             raise DatasetUnavailableError(f"{file.name} holds {x.dtype}, unlike the arrays of the training")
-        if x.ndim < 2 or record_shape(x, pixels or None) != tuple(card["shape"]):
+        if x.ndim < 2 or record_shape(x, pixels) != tuple(card["shape"]):
             raise DatasetUnavailableError(f"{file.name} holds records of another shape than {tuple(card['shape'])}")
-        return RecordSet(ArrayFile(x, torch.full((len(x),), NO_CLASS), pixels or None))
+        return RecordSet(ArrayFile(x, torch.full((len(x),), NO_CLASS), pixels))
 
 
 class EmbeddingSource(ArraySource):
@@ -214,7 +211,7 @@ class _Parts(NamedTuple):
 
 
 def _open(section: Mapping[str, Any]) -> _Parts:
-    """The arrays that the section names, mapped, with shapes and types checked."""
+    """Open the arrays that the section names, mapped, with shapes and types checked."""
     if section.get("path") is None:
         raise ConfigError("dataset.path", None, "say in which .npz or .npy file the records are")
     main = path("dataset.path", section["path"])
@@ -253,7 +250,7 @@ def _channels_first(shape: tuple[int, ...]) -> bool:
 
 
 def image_constants(section: Mapping[str, Any], x: np.ndarray) -> PixelConstants | None:
-    """Public constants of pixels, which are bytes in the form of images; None for other numbers."""
+    """Return public constants of pixels, which are bytes in the form of images; None for other numbers."""
     if x.dtype != np.uint8 or x.ndim not in (3, 4):
         return None
     channels = 1 if x.ndim == 3 else x.shape[1] if _channels_first(x.shape) else x.shape[3]
@@ -263,7 +260,7 @@ def image_constants(section: Mapping[str, Any], x: np.ndarray) -> PixelConstants
 
 
 def record_shape(x: np.ndarray, constants: PixelConstants | None) -> tuple[int, ...]:
-    """The shape of one record's tensor: C×H×W of pixels."""
+    """Return the shape of one record's tensor: C×H×W of pixels."""
     if constants is None:
         return tuple(x.shape[1:])
     if x.ndim == 3:
@@ -272,7 +269,7 @@ def record_shape(x: np.ndarray, constants: PixelConstants | None) -> tuple[int, 
 
 
 def open_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an ``.npz`` file, of a folder of ``.npy`` files, or of one such file, by name."""
+    """Return the arrays of an ``.npz`` file, of a folder of ``.npy`` files, or of one such file, by name."""
     if path.is_dir():
         arrays = {file.stem: _mapped(file) for file in sorted(path.glob("*.npy"))}
     elif path.suffix == ".npz" and path.is_file():
@@ -293,7 +290,7 @@ def _mapped(path: Path) -> np.ndarray:
 
 
 def _members(path: Path) -> dict[str, np.ndarray]:
-    """Members as ``np.savez`` writes them are mapped; compressed ones are read into memory."""
+    """Map members as ``np.savez`` writes them; read compressed ones into memory."""
     try:
         with zipfile.ZipFile(path) as archive:
             infos = [info for info in archive.infolist() if info.filename.endswith(".npy")]
@@ -306,7 +303,7 @@ def _members(path: Path) -> dict[str, np.ndarray]:
 
 
 def _at(path: Path, info: zipfile.ZipInfo) -> np.ndarray | None:
-    """An uncompressed member, mapped where it lies in the archive."""
+    """Map an uncompressed member where it lies in the archive."""
     if info.compress_type != zipfile.ZIP_STORED:
         return None
     with open(path, "rb") as file:
@@ -328,5 +325,5 @@ def _plain(array: np.ndarray) -> np.ndarray:
 
 
 def pick(arrays: Mapping[str, np.ndarray], names: tuple[str, ...]) -> np.ndarray | None:
-    """The first of these that is there."""
+    """Return the first of these that is there."""
     return next((arrays[name] for name in names if name in arrays), None)

@@ -12,7 +12,7 @@ record decides whether a run fails, or what it logs.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.metadata import EntryPoint
@@ -28,13 +28,12 @@ from cords_dp.config.settings import PUBLIC
 from cords_dp.config.values import Check, Key, flag, list_of, number, path, text, whole
 from cords_dp.data.owners import Numbered, Owners, own_file, owner_rows, refuse_no_owners
 from cords_dp.data.record_set import RecordSet, Share, Splits
-from cords_dp.data.store import PixelConstants
+from cords_dp.data.store import IMAGENET, PixelConstants
 from cords_dp.errors import ConfigError, DataError, MechanismError
 from cords_dp.extensions import load, offered_sources
 from cords_dp.planning.schedule import Preparation
 
 NO_CLASS = -1  # a label that no class has: its record contributes nothing
-_IMAGENET = PixelConstants((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _GREY = PixelConstants((0.5,), (0.25,))
 VALIDATION_FRACTION, TEST_FRACTION = 0.1, 0.2
 # Keys that say how records of one's own are split, for a source to take over into its `keys`.
@@ -93,7 +92,7 @@ class Source(ABC):
 
     @abstractmethod
     def facts(self, section: Mapping[str, Any]) -> Facts:
-        """Public facts, without reading a record. Raises as `check` does."""
+        """Return public facts, without reading a record. Raises as `check` does."""
 
     @abstractmethod
     def build(self, section: Mapping[str, Any], rng: np.random.Generator) -> Splits:
@@ -103,32 +102,31 @@ class Source(ABC):
         has as ``rows`` (`build.data_binding`)."""
 
     def build_part(self, section: Mapping[str, Any], rng: np.random.Generator, share: Share) -> Splits:
-        """The same, where this is one of several processes. What it hands out is cut to this process's records
+        """Build the same, where this is one of several processes. What it hands out is cut to this process's records
         afterwards; a source of large files may read its range only and hand out parts (`record_set.read_part`)."""
         return self.build(section, rng)
 
     def remark(self, section: Mapping[str, Any]) -> str:
-        """Return what the log of a run says about how records are read: a function of the section alone, so that it
-        tells nothing about them."""
+        """Return what a run's log says about how records are read: a function of the section alone, not of records."""
         return ""
 
     # -- what is fitted on D, where anything is ---------------------------------------------------------
 
     def preparation(self, section: Mapping[str, Any]) -> Preparation | None:
-        """A release on D before training, which the plan then pays for; None where nothing is fitted on records."""
+        """Declare a release on D before training, which the plan pays for; None where nothing is fitted on records."""
         return None
 
     def sums(self, dataset: Any) -> np.ndarray:
-        """What is released, before noise: a sum over the records of D, of several processes over those of this one, so
-        that the parts add up. ``dataset``: what `build` handed out, or the part of it. A private value."""
+        """Return what is released, before noise: a sum over the records of D, of several processes over those of this
+        one, so that the parts add up. ``dataset``: what `build` handed out, or the part of it. A private value."""
         raise self._unprepared()
 
     def fitted(self, released: np.ndarray, deviation: float) -> dict[str, Any]:
-        """Public values, fit for JSON, from the noisy sum; ``deviation`` is that of the noise."""
+        """Derive public values, fit for JSON, from the noisy sum; ``deviation`` is that of the noise."""
         raise self._unprepared()
 
     def prepared(self, dataset: Any, fit: Mapping[str, Any]) -> Dataset:
-        """A set that `build` handed out, with its records as the fitted values want them."""
+        """Return a set that `build` handed out, with its records as the fitted values want them."""
         raise self._unprepared()
 
     def _unprepared(self) -> MechanismError:
@@ -140,16 +138,17 @@ class Source(ABC):
 
     @abstractmethod
     def card(self, section: Mapping[str, Any]) -> dict[str, Any]:
-        """Public facts that a prediction needs, fit for JSON: the source's name, its schema, class names and shape.
-        Of a run that has fitted something the card also has that, as ``fitted`` (`TrainClassifier.card`)."""
+        """Return public facts that a prediction needs, fit for JSON: the source's name, its schema, class names and
+        shape. Of a run that has fitted something the card also has that, as ``fitted`` (`TrainClassifier.card`)."""
 
     @abstractmethod
     def read(self, card: Mapping[str, Any], path: str) -> Dataset:
-        """The records of a file, in the file's order, for a prediction. Labels may be missing; they are not used. One
-        that cannot be read is not finite. A set of a file with columns has ``identifiers(column)``, their values."""
+        """Read the records of a file, in the file's order, for a prediction. Labels may be missing; they are not used.
+        One that cannot be read is not finite. A set of a file with columns has ``identifiers(column)``, their
+        values."""
 
     def read_frame(self, card: Mapping[str, Any], frame: Any) -> Dataset | None:
-        """The records of a pandas table, for a prediction; None where its rows are no records of this source."""
+        """Read the records of a pandas table, for a prediction; None where its rows are no records of this source."""
         return None
 
     def in_target_unit(self, card: Mapping[str, Any], values: np.ndarray) -> np.ndarray:
@@ -189,7 +188,7 @@ def unregister_source(name: str) -> None:
 
 
 def find_source(name: Any) -> Source | None:
-    """The source of this name; None where the name is that of a published dataset, or of nothing.
+    """Return the source of this name; None where the name is that of a published dataset, or of nothing.
 
     The keys of one that is loaded for it are known to `config.keys` from then on.
     """
@@ -231,7 +230,7 @@ def check_split(section: Mapping[str, Any]) -> None:
 
 
 def split_rows(total: int, section: Mapping[str, Any], rng: np.random.Generator) -> Rows:
-    """Rows of the training, validation and test sets: by a permutation that looks at their number alone.
+    """Split rows into the training, validation and test sets: by a permutation that looks at their number alone.
 
     ``validation_fraction=0`` leaves V empty: nothing reads it, and D has its records.
     """
@@ -244,19 +243,24 @@ def split_rows(total: int, section: Mapping[str, Any], rng: np.random.Generator)
 
 
 def _wanted(section: Mapping[str, Any]) -> tuple[bool, bool, bool]:
-    """Which of the three sets must have records of the file at ``path``."""
+    """Return which of the three sets must have records of the file at ``path``."""
     split_off = section.get("validation_path") is None and section.get("validation_fraction") != 0
     return True, split_off, section.get("test_path") is None
 
 
 def _fractions(section: Mapping[str, Any]) -> tuple[float, float]:
-    """The shares of rows that are held out for validation and for testing; 0 for a set with a file of its own."""
+    """Return the shares that are held out for validation and for testing; 0 for a set with a file of its own."""
 
     def share(part: str, usual: float) -> float:
         given = section.get(f"{part}_fraction")
         return 0.0 if section.get(f"{part}_path") is not None else usual if given is None else float(given)
 
     return share("validation", VALIDATION_FRACTION), share("test", TEST_FRACTION)
+
+
+def with_own_files(section: Mapping[str, Any], **sets: Any) -> dict[str, Any]:
+    """Return the section as if each set that is given, not None, had a file of its own, so that none is split off."""
+    return {**section, **{f"{name}_path": True for name, given in sets.items() if given is not None}}
 
 
 def split_store(
@@ -268,66 +272,53 @@ def split_store(
     classes: int,
     owners: Sequence[Iterable[Any]] | None = None,
 ) -> Splits:
-    """Rows of one store for the sets that have none of their own: by the number of records and the seed alone.
+    """Split one store's rows among the sets that have none of their own, by the number of records and the seed alone.
 
     Of a test set that is public, those without a known label are left out: nothing can be said of them. A private one
     keeps them, since its size is public; they contribute nothing.
-    ``owners``: whose each record of the three is, by name; sets are then made of whole owners (`split_owners`).
+    ``owners``: whose each record of the three is, by name; sets are then made of whole owners (`_split_owners`).
     """
-    sets = (records, validation, test)
+    given = with_own_files(section, validation=validation, test=test)
     if owners is not None:
-        whose = [None if part is None else Owned(part, names) for part, names in zip(sets, owners, strict=True)]
-        assert whose[0] is not None
-        train, held_out, tested = split_owners(whose[0], section, rng, validation=whose[1], test=whose[2])
-        return Splits(train, held_out, tested_records(tested, section, classes), classes)
-    own = {f"{name}_path": True for name, part in (("validation", validation), ("test", test)) if part is not None}
-    rows = split_rows(len(records), {**section, **own}, rng)
-    tested = records.at(rows.test) if test is None else test
-    held_out = records.at(rows.validation) if validation is None else validation
-    return Splits(records.at(rows.train), held_out, tested_records(tested, section, classes), classes)
+        train, held_out, tested = _split_owners((records, validation, test), owners, given, rng)
+    else:
+        rows = split_rows(len(records), given, rng)
+        train = records.at(rows.train)
+        held_out = records.at(rows.validation) if validation is None else validation
+        tested = records.at(rows.test) if test is None else test
+    return Splits(train, held_out, tested_records(tested, section, classes), classes)
 
 
-def split_owners(
-    records: Owned,
+def _split_owners(
+    sets: tuple[RecordSet, RecordSet | None, RecordSet | None],
+    owners: Sequence[Iterable[Any]],
     section: Mapping[str, Any],
     rng: np.random.Generator,
-    *,
-    validation: Owned | None,
-    test: Owned | None,
-) -> tuple[RecordSet, RecordSet, RecordSet]:
+) -> Iterator[RecordSet]:
     """Split as `split_store` does, by whole owners: D, V and the test set have no owner in common.
 
     Formal guarantee: which owners come into which set depends on their number and the seed alone. Of sets with files of
     their own, V loses the records of owners who are in D's file and the test set those of owners in either; they count
     as owners without a record, so nothing that V releases, and no size, depends on who was left out.
     """
-    numbered = Numbered()
-    codes, own = numbered.codes(records.names), {"validation_path": validation, "test_path": test}
-    given = {**section, **{key: True for key, part in own.items() if part is not None}}
-    split = owner_rows(codes, *_fractions(given), rng)
-    refuse_no_owners(split, _wanted(given))
-    made, seen = [_owned(records.set, split.train)], codes
-    for part, others in ((validation, split.validation), (test, split.test)):
+    numbered, records = Numbered(), sets[0]
+    seen = numbered.codes(owners[0])
+    split = owner_rows(seen, *_fractions(section), rng)
+    refuse_no_owners(split, _wanted(section))
+    yield _owned(records, split.train)
+    for part, names, dealt in zip(sets[1:], owners[1:], split[1:], strict=True):
         if part is None:
-            made.append(_owned(records.set, others))
+            yield _owned(records, dealt)
             continue
-        named = numbered.codes(part.names)
-        made.append(_owned(part.set, own_file(named, elsewhere=seen)))
-        seen = np.concatenate([seen, named])
-    return made[0], made[1], made[2]
+        codes = numbered.codes(names)
+        yield _owned(part, own_file(codes, elsewhere=seen))
+        seen = np.concatenate([seen, codes])
 
 
 def refuse_used_column(owner: str, columns: Iterable[str | None]) -> None:
     """Refuse a column of owners that is learned from or predicted."""
     if owner in columns:
         raise ConfigError("dataset.owner", owner, "is learned from or predicted; name one that says whose a record is")
-
-
-class Owned(NamedTuple):
-    """A file's records, and whose each is: a name, or None."""
-
-    set: RecordSet
-    names: Iterable[Any]
 
 
 def _owned(records: RecordSet, found: tuple[np.ndarray, Owners]) -> RecordSet:
@@ -343,7 +334,7 @@ def tested_records(records: RecordSet, section: Mapping[str, Any], classes: int)
 
 
 def with_known_labels(records: RecordSet, classes: int) -> RecordSet:
-    """The records whose label is a class, or whose target a number. For a test set that is public, alone."""
+    """Return the records whose label is a class, or whose target a number. For a test set that is public, alone."""
     labels = records.targets
     known = torch.isfinite(labels) if labels.is_floating_point() else (labels >= 0) & (labels < classes)
     return records.kept(known.numpy())
@@ -358,7 +349,7 @@ def refuse_empty(records: RecordSet, what: str) -> None:
 
 
 def class_names(key: str, value: Any) -> tuple[str, ...]:
-    """Names of the classes, in the order of the labels; a number stands for 0, 1, …"""
+    """Check names of the classes, in the order of the labels; a number stands for 0, 1, …"""
     if isinstance(value, int):
         return tuple(map(str, range(whole(key, value, low=2, high=100_000))))
     names = list_of(key, value, text)
@@ -368,7 +359,7 @@ def class_names(key: str, value: Any) -> tuple[str, ...]:
 
 
 def declared_classes(section: Mapping[str, Any]) -> tuple[str, ...]:
-    """The classes that the config declares: labels are private, so they cannot be looked up."""
+    """Return the classes that the config declares: labels are private, so they cannot be looked up."""
     if section.get("classes") is None:
         fix = "declare the classes: their names in the order of the labels, or how many there are"
         raise ConfigError("dataset.classes", None, fix)
@@ -376,7 +367,7 @@ def declared_classes(section: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def label_numbers(labels: np.ndarray, classes: Sequence[str]) -> Tensor:
-    """Labels as places in ``classes``, each by itself: a name, or a number. What is no class is `NO_CLASS`."""
+    """Turn labels into places in ``classes``, each by itself: a name, or a number. What is no class is `NO_CLASS`."""
     if labels.dtype.kind in "iub":
         known = (labels >= 0) & (labels < len(classes))
         return torch.from_numpy(np.where(known, labels, NO_CLASS).astype(np.int64))
@@ -410,8 +401,8 @@ MAX_LENGTH = Key(partial(whole, low=8, high=100_000), None, "bytes to which ever
 
 
 def pixel_constants(section: Mapping[str, Any], channels: int) -> PixelConstants:
-    """Constants of the config, or those that are usual: ImageNet's for colours. They are never fitted."""
-    usual = _IMAGENET if channels == 3 else _GREY
+    """Return constants of the config, or those that are usual: ImageNet's for colours. They are never fitted."""
+    usual = IMAGENET if channels == 3 else _GREY
     given = [tuple(map(float, section.get(key) or getattr(usual, key))) for key in ("mean", "std")]
     for key, values in zip(("mean", "std"), given, strict=True):
         if len(values) != channels:

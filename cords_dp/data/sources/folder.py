@@ -39,6 +39,7 @@ from cords_dp.data.sources.base import (
     pixel_constants,
     refuse_empty,
     split_store,
+    with_own_files,
 )
 from cords_dp.data.store import LabelledStore, PixelConstants, normalised
 from cords_dp.errors import ConfigError, DatasetUnavailableError
@@ -61,13 +62,7 @@ class ImageFiles(LabelledStore):
         return [file.name for file in self.files]
 
     def records(self, rows: np.ndarray) -> Tensor:
-        channels = len(self.constants.mean)
-        x = torch.full((len(rows), channels, self.size, self.size), torch.nan)
-        for place, row in enumerate(rows.tolist()):
-            pixels = decode_image(self.files[row], self.size, channels)
-            if pixels is not None:
-                x[place] = normalised(torch.from_numpy(pixels.copy())[None], self.constants)[0]
-        return x
+        return decoded_images([self.files[row] for row in rows.tolist()], self.size, self.constants)
 
     def keep_range(self, start: int, stop: int) -> None:
         self.files = self.files[start:stop]
@@ -86,7 +81,7 @@ OwnerRule = Callable[[Sequence[str]], str | None]
 
 
 def _owner_rule(section: Mapping[str, Any]) -> OwnerRule | None:
-    """How the path of a file below its class tells whose it is; None where records have no owners."""
+    """Return how the path of a file below its class tells whose it is; None where records have no owners."""
     rule = section.get("owner")
     if rule is None:
         return None
@@ -105,7 +100,7 @@ def _owner_rule(section: Mapping[str, Any]) -> OwnerRule | None:
 
 
 def _names(section: Mapping[str, Any], layout: _Layout) -> list[list[str | None]] | None:
-    """Whose each image of D's, V's and the test set's folders is, in the order of their records. Nothing keeps them."""
+    """Return whose each image of D's, V's and the test set's folders is, in the records' order. Nothing keeps them."""
     rule = _owner_rule(section)
     if rule is None:
         return None
@@ -115,7 +110,7 @@ def _names(section: Mapping[str, Any], layout: _Layout) -> list[list[str | None]
             return []
         return [rule(file.relative_to(folder).parts[1:]) for file in _labelled(folder, layout.classes)[0]]
 
-    return [names(folder) for folder in (layout.train, *map(layout.own, _PARTS))]
+    return [names(folder) for folder in (layout.train, *layout.own.values())]
 
 
 class FolderSource(Source):
@@ -128,7 +123,7 @@ class FolderSource(Source):
         self.facts(section)
         _owner_rule(section)
         layout = _layout(section)
-        check_split({**section, **{f"{part}_path": layout.own(part) for part in _PARTS}})
+        check_split(with_own_files(section, **layout.own))
 
     def facts(self, section: Mapping[str, Any]) -> Facts:
         layout, size, constants = _layout(section), *_form(section)
@@ -143,21 +138,15 @@ class FolderSource(Source):
             refuse_empty(made, f"the folder {folder.name!r} (dataset.path)")
             return made
 
-        own = {part: records(folder) if (folder := layout.own(part)) else None for part in _PARTS}
-        train, (validation, test) = records(layout.train), own.values()
-        names = _names(section, layout)
-        return split_store(train, validation, test, section, rng, len(layout.classes), names)
+        train = records(layout.train)
+        validation, test = (None if folder is None else records(folder) for folder in layout.own.values())
+        return split_store(train, validation, test, section, rng, len(layout.classes), _names(section, layout))
 
     def card(self, section: Mapping[str, Any]) -> dict[str, Any]:
         facts = self.facts(section)
         assert facts.constants is not None
-        return {
-            "source": self.name,
-            "shape": list(facts.shape),
-            "classes": list(facts.classes),
-            "mean": list(facts.constants.mean),
-            "std": list(facts.constants.std),
-        }
+        public = {"source": self.name, "shape": list(facts.shape), "classes": list(facts.classes)}
+        return {**public, **facts.constants.to_plain()}
 
     def read(self, card: Mapping[str, Any], path: str) -> RecordSet:
         given = Path(path).expanduser()
@@ -166,9 +155,8 @@ class FolderSource(Source):
         files = image_files(given) if given.is_dir() else [given]
         if not files or (given.is_file() and given.suffix.lower() not in SUFFIXES):
             raise DatasetUnavailableError(f"{given.name} holds no image: {', '.join(sorted(SUFFIXES))}")
-        constants = PixelConstants(tuple(card["mean"]), tuple(card["std"]))
         labels = torch.full((len(files),), NO_CLASS)
-        return RecordSet(ImageFiles(files, labels, int(card["shape"][1]), constants))
+        return RecordSet(ImageFiles(files, labels, int(card["shape"][1]), PixelConstants.of(card)))
 
 
 def _form(section: Mapping[str, Any]) -> tuple[int, PixelConstants]:
@@ -179,27 +167,27 @@ def _form(section: Mapping[str, Any]) -> tuple[int, PixelConstants]:
 
 
 class _Layout:
-    """Where the sets are, and which classes there are. Folders are listed, no image is opened."""
+    """Where the sets are, and which classes there are. Folders are listed, no image is opened.
+
+    own: the folders of V and of the test set; None for one that is split off.
+    """
 
     def __init__(self, root: Path, section: Mapping[str, Any]):
         declared = section.get("classes")
         parts = (root / "train").is_dir() and (declared is None or "train" not in class_names("", declared))
         self.train = root / "train" if parts else root
-        self._own = {
+        self.own = {
             part: next((root / name for name in names if (root / name).is_dir()), None) if parts else None
             for part, names in _PARTS.items()
         }
         for part in _PARTS:
             if section.get(f"{part}_path") is not None:
-                self._own[part] = _folder(f"dataset.{part}_path", section[f"{part}_path"])
+                self.own[part] = _folder(f"dataset.{part}_path", section[f"{part}_path"])
         found = tuple(sorted(entry.name for entry in self.train.iterdir() if entry.is_dir()))
         self.classes = class_names("dataset.classes", declared) if declared is not None else found
         if len(self.classes) < 2:
             fix = "has no folders for two or more classes; put the images of each class into a folder of its name"
             raise ConfigError("dataset.path", str(root), fix)
-
-    def own(self, part: str) -> Path | None:
-        return self._own[part]
 
 
 def _layout(section: Mapping[str, Any]) -> _Layout:
@@ -216,7 +204,7 @@ def _folder(key: str, value: Any) -> Path:
 
 
 def _labelled(folder: Path, classes: Sequence[str]) -> tuple[list[Path], list[int]]:
-    """Image files and labels, by folder and name. A folder that is no class holds records without a label."""
+    """List image files and labels, by folder and name. A folder that is no class holds records without a label."""
     place = {name: number for number, name in enumerate(classes)}
     files, labels = [], []
     for entry in sorted(part for part in folder.iterdir() if part.is_dir()):
@@ -232,8 +220,19 @@ SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", 
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "PPM")
 
 
+def decoded_images(files: Sequence[Path | bytes], size: int, constants: PixelConstants) -> Tensor:
+    """Decode images into normalised records; one that cannot be decoded is all NaN."""
+    channels = len(constants.mean)
+    x = torch.full((len(files), channels, size, size), torch.nan)
+    for place, file in enumerate(files):
+        pixels = decode_image(file, size, channels)
+        if pixels is not None:
+            x[place] = normalised(torch.from_numpy(pixels.copy())[None], constants)[0]
+    return x
+
+
 def decode_image(file: Path | bytes, size: int, channels: int) -> np.ndarray | None:
-    """C×size×size pixels of 0…255: turned as the camera says, cut to a square around the middle, resized."""
+    """Decode an image into C×size×size pixels of 0…255: turned as the camera says, cut to a middle square, resized."""
     from PIL import Image, ImageOps
 
     try:
@@ -251,5 +250,5 @@ def decode_image(file: Path | bytes, size: int, channels: int) -> np.ndarray | N
 
 
 def image_files(folder: Path) -> list[Path]:
-    """Every image below a folder, by name."""
+    """List every image below a folder, by name."""
     return sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())

@@ -39,10 +39,11 @@ from cords_dp.data.sources.base import (
     refuse_empty,
     refuse_used_column,
     split_store,
+    with_own_files,
 )
-from cords_dp.data.sources.folder import decode_image
+from cords_dp.data.sources.folder import decoded_images
 from cords_dp.data.sources.texts import TEXT_LENGTH, encode_texts
-from cords_dp.data.store import LabelledStore, PixelConstants, normalised
+from cords_dp.data.store import LabelledStore, PixelConstants
 from cords_dp.errors import ConfigError, DatasetUnavailableError, how_to_install
 
 _KINDS = ("image", "text", "columns")
@@ -65,16 +66,13 @@ class HubStore(LabelledStore):
         kind, names = self.card["kind"], self.card["columns"]
         if kind == "text":
             return encode_texts(list(content.get(names[0], [])), self.card["shape"][0])
+        if kind == "image":
+            assert self.constants is not None
+            files = [_image_bytes(value) for value in content.get(names[0], [])]
+            return decoded_images(files, self.card["shape"][1], self.constants)
         x = torch.full((len(rows), *self.card["shape"]), torch.nan)
-        if kind == "columns":
-            for place, name in enumerate(names):
-                x[:, place] = torch.tensor([_number(value) for value in content.get(name, [])], dtype=torch.float32)
-            return x
-        assert self.constants is not None
-        for place, value in enumerate(content.get(names[0], [])):
-            pixels = decode_image(_image_bytes(value), self.card["shape"][1], self.card["shape"][0])
-            if pixels is not None:
-                x[place] = normalised(torch.from_numpy(pixels.copy())[None], self.constants)[0]
+        for place, name in enumerate(names):
+            x[:, place] = torch.tensor([_number(value) for value in content.get(name, [])], dtype=torch.float32)
         return x
 
     def keep_range(self, start: int, stop: int) -> None:
@@ -98,7 +96,7 @@ def _number(value: Any) -> float:
 
 
 def _image_bytes(value: Any) -> bytes:
-    """An image that is kept in the table, or beside it."""
+    """Read an image that is kept in the table, or beside it."""
     if not isinstance(value, Mapping):
         return b""
     if isinstance(value.get("bytes"), bytes):
@@ -128,9 +126,7 @@ class HubSource(Source):
 
     def check(self, section: Mapping[str, Any], *, private: bool) -> None:
         self.facts(section)
-        parts = _load(section)
-        own = {f"{part}_path": True for part, names in _PARTS.items() if any(name in parts for name in names)}
-        check_split({**section, **own})
+        check_split(with_own_files(section, **_own(_load(section))))
 
     def facts(self, section: Mapping[str, Any]) -> Facts:
         card = self.card(section)
@@ -153,8 +149,7 @@ class HubSource(Source):
         card: dict[str, Any] = {"source": self.name, "kind": kind, "columns": columns, "classes": list(classes)}
         if kind == "image":
             channels, size = section.get("channels") or 3, section.get("size") or 32
-            constants = pixel_constants(section, channels)
-            return {**card, "shape": [channels, size, size], "mean": list(constants.mean), "std": list(constants.std)}
+            return {**card, "shape": [channels, size, size], **pixel_constants(section, channels).to_plain()}
         return {**card, "shape": [section.get("max_length") or TEXT_LENGTH if kind == "text" else len(columns)]}
 
     def build(self, section: Mapping[str, Any], rng: np.random.Generator) -> Splits:
@@ -166,10 +161,9 @@ class HubSource(Source):
             refuse_empty(made, "a split of dataset.path")
             return made
 
-        own = [next((records(parts[name]) for name in names if name in parts), None) for names in _PARTS.values()]
-        return split_store(
-            records(_train(parts)), own[0], own[1], section, rng, len(card["classes"]), _names(section, parts)
-        )
+        train = records(_train(parts))
+        validation, test = (None if table is None else records(table) for table in _own(parts).values())
+        return split_store(train, validation, test, section, rng, len(card["classes"]), _names(section, parts))
 
     def read(self, card: Mapping[str, Any], path: str) -> RecordSet:
         parts = _load({"path": path})
@@ -181,12 +175,11 @@ class HubSource(Source):
 
 
 def _names(section: Mapping[str, Any], parts: Any) -> list[Any] | None:
-    """Whose each record is, of the splits of a set. Private; nothing keeps them."""
+    """Return whose each record is, of the splits of a set. Private; nothing keeps them."""
     column = section.get("owner")
     if column is None:
         return None
-    used = [next((parts[name] for name in names if name in parts), None) for names in _PARTS.values()]
-    tables = [_train(parts), *used]
+    tables = [_train(parts), *_own(parts).values()]
     if any(table is not None and column not in table.features for table in tables):
         raise ConfigError("dataset.owner", column, "there is no such column in all splits")
     return [() if table is None else table[column] for table in tables]
@@ -201,7 +194,7 @@ def _wanted(section: Mapping[str, Any]) -> tuple[str, list[str]]:
 
 
 def _load(section: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The splits on disk, by name; of a dataset without splits, all of it as train."""
+    """Load the splits on disk, by name; of a dataset without splits, all of it as train."""
     if section.get("path") is None:
         raise ConfigError("dataset.path", None, "say where save_to_disk has put the dataset")
     folder = path("dataset.path", section["path"])
@@ -223,8 +216,13 @@ def _train(parts: Mapping[str, Any]) -> Any:
     return parts["train"]
 
 
+def _own(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return V's and the test set's own splits; None for one that is split off."""
+    return {part: next((parts[name] for name in names if name in parts), None) for part, names in _PARTS.items()}
+
+
 def _only(table: Any, card: Mapping[str, Any]) -> Any:
-    """The columns of a record, images as the bytes that they were saved as."""
+    """Return the columns of a record, images as the bytes that they were saved as."""
     from datasets import Image
 
     kept = table.select_columns(list(card["columns"])).with_format(None)
@@ -241,4 +239,4 @@ def _labels(table: Any, target: str) -> np.ndarray:
 
 
 def _constants(card: Mapping[str, Any]) -> PixelConstants | None:
-    return PixelConstants(tuple(card["mean"]), tuple(card["std"])) if card["kind"] == "image" else None
+    return PixelConstants.of(card) if card["kind"] == "image" else None

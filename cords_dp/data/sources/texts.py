@@ -1,16 +1,12 @@
 """``dataset.name = "text"``: texts and labels in columns of a ``.csv``, ``.tsv`` or ``.jsonl`` file.
 
-Texts become rows of bytes (`texts`) in a file without a name, so that memory stays bounded; a model reads them by
-``model.features = "sentence:FOLDER"``. Public are the columns, the classes and how many records there are.
+A text becomes a row: its first bytes in UTF-8, as many as the config says. No vocabulary is needed to make one, so any
+text can be kept this way; a model reads them by ``model.features = "sentence:FOLDER"``. The rows lie in a file without
+a name, so that memory stays bounded. Public are the columns, the classes and how many records there are.
 
 Formal guarantee: a line is a record, and what it becomes is a function of that line and of the header. A line that
 cannot be parsed, in a CSV file one with an open quotation mark or too many fields, is an empty text without a label: it
-contributes nothing, and nothing is said about it.
-
-Texts as records: the first bytes of each in UTF-8, in a row of one public length.
-
-A row depends on its text and on the public length alone. No vocabulary is needed to make one, so any text can be kept
-this way, and `models.sentences` reads it.
+contributes nothing, and nothing is said about it. A row depends on its text and on the public length alone.
 """
 
 from __future__ import annotations
@@ -78,7 +74,7 @@ class ByteStore(LabelledStore):
 
 
 def byte_records(pairs: Iterator[tuple[Any, Any]], total: int, length: int, classes: tuple[str, ...]) -> RecordSet:
-    """(text, label) pairs, kept in a file that has no name and ends with the process."""
+    """Keep (text, label) pairs in a file that has no name and ends with the process."""
     labels = np.empty(total, dtype=object)
     with tempfile.TemporaryFile(prefix="cords_dp-") as file:
         rows = np.memmap(file, dtype=np.uint8, mode="w+", shape=(max(total, 1), length))
@@ -134,12 +130,8 @@ class TextSource(Source):
 
     def card(self, section: Mapping[str, Any]) -> dict[str, Any]:
         facts = self.facts(section)
-        return {
-            "source": self.name,
-            "shape": list(facts.shape),
-            "classes": list(facts.classes),
-            "text": _columns(section)[0],
-        }
+        public = {"source": self.name, "shape": list(facts.shape), "classes": list(facts.classes)}
+        return {**public, "text": _columns(section)[0]}
 
     def read(self, card: Mapping[str, Any], path: str) -> RecordSet:
         file = Path(path).expanduser()
@@ -149,7 +141,7 @@ class TextSource(Source):
 
 
 def _names(section: Mapping[str, Any]) -> list[Iterator[Any]] | None:
-    """Whose each record is, of the file and of those that V and the test set may have. Private; nothing keeps them."""
+    """Yield whose each record is, of the file and of V's and the test set's files. Private; nothing keeps them."""
     if section.get("owner") is None:
         return None
     files = (section.get(key) for key in ("path", "validation_path", "test_path"))
@@ -171,7 +163,7 @@ def _length(section: Mapping[str, Any]) -> int:
 
 
 def _check_columns(key: str, value: Any, columns: Columns) -> None:
-    """The file is there, of a known kind, and its header has the columns; lines of JSON have none to look at."""
+    """Check that the file is there, of a known kind, and that its header has the columns; JSON lines have no header."""
     file = path(key, value if value is not None else "")
     if file.suffix not in (*_SEPARATORS, ".jsonl"):
         raise ConfigError(key, None if value is None else str(value), "must be a .csv, .tsv or .jsonl file")
@@ -186,7 +178,7 @@ def _check_columns(key: str, value: Any, columns: Columns) -> None:
 
 
 def _lines(file: Path) -> Iterator[str]:
-    """Lines of a file up to the last that is not blank: a line is a record, whatever is in it."""
+    """Yield the lines of a file up to the last that is not blank: a line is a record, whatever is in it."""
     blank = 0
     with open(file, "rb") as content:
         for line in content:
@@ -199,7 +191,7 @@ def _lines(file: Path) -> Iterator[str]:
 
 
 def _fields(line: str, separator: str) -> list[str]:
-    """The fields of one line by itself, so that no quotation mark reaches into another; none if it cannot be read."""
+    """Return the fields of one line by itself: no quotation mark reaches into another. None if it cannot be read."""
     limit = csv.field_size_limit(sys.maxsize)
     try:
         return next(csv.reader([line], delimiter=separator, strict=True), [])
@@ -210,7 +202,7 @@ def _fields(line: str, separator: str) -> list[str]:
 
 
 def _records(file: Path) -> Iterator[Mapping[str, Any]]:
-    """The values of each line by column. A line that cannot be read has none."""
+    """Yield the values of each line by column. A line that cannot be read has none."""
     lines = _lines(file)
     if file.suffix == ".jsonl":
         yield from map(_parsed, lines)
@@ -242,7 +234,7 @@ TEXT_LENGTH = 1024  # bytes: some 200 words of English
 
 
 def encode_texts(texts: Sequence[object], length: int = TEXT_LENGTH) -> Tensor:
-    """One row of bytes for each text, cut or filled up with zeros. What is no text counts as an empty one."""
+    """Make one row of bytes of each text, cut or filled up with zeros. What is no text counts as an empty one."""
     rows = np.zeros((len(texts), length), dtype=np.uint8)
     for row, given in zip(rows, texts, strict=True):
         if isinstance(given, str):
@@ -252,7 +244,7 @@ def encode_texts(texts: Sequence[object], length: int = TEXT_LENGTH) -> Tensor:
 
 
 def decode_text(row: Tensor) -> str:
-    """The text of a row; a character that was cut in two is left out."""
+    """Return the text of a row; a character that was cut in two is left out."""
     return row.cpu().numpy().tobytes().rstrip(b"\0").decode(errors="ignore")
 
 

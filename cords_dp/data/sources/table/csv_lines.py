@@ -9,10 +9,8 @@ columns. A line that has another number of fields, or that cannot be read, has e
 contributes nothing, since its label is missing). As many records come out as there are lines up to the last one that is
 not blank; how many that are is public.
 
-Records of a CSV file as RFC 4180 has them: a value in quotation marks may hold line breaks.
-
-For the owner of a file, who imports it or predicts its records. Not for a run: here a record that is broken can decide
-what becomes of the lines after it, so a run takes a line as a record, whatever is in it (`table.lines`).
+The owner of a file, who imports it or predicts its records, reads it as RFC 4180 has it (`quoted_records`): a value in
+quotation marks may hold line breaks. A run does not: there a broken record can decide about the lines after it.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ _LONGEST_LINE = 1 << 24
 def clean_blocks(
     file: BinaryIO, width: int, delimiter: str, *, block: int = _BLOCK, start: int = 0, stop: int | None = None
 ) -> Iterator[bytes]:
-    """The lines of a file from ``start`` up to ``stop``, ``width`` fields each, many at a time."""
+    """Yield the lines of a file from ``start`` up to ``stop``, ``width`` fields each, many at a time."""
     place = 0
     for part in _whole_lines(file, block):
         if stop is not None and place >= stop:
@@ -47,12 +45,12 @@ def clean_blocks(
 
 
 def count_lines(file: BinaryIO) -> int:
-    """As many as `clean_blocks` yields."""
+    """Count as many lines as `clean_blocks` yields."""
     return sum(part.count(b"\n") for part in _whole_lines(file, _BLOCK))
 
 
 def _lines_of(part: bytes, first: int, last: int, lines: int) -> bytes:
-    """Some of the lines; fast where all of them, or none, are wanted."""
+    """Return some of the lines; fast where all of them, or none, are wanted."""
     if first <= 0 and last >= lines:
         return part
     if first >= lines or last <= 0:
@@ -62,8 +60,8 @@ def _lines_of(part: bytes, first: int, last: int, lines: int) -> bytes:
 
 
 def _whole_lines(file: BinaryIO, size: int) -> Iterator[bytes]:
-    """Pieces that end with a line. Blank lines at the end of the file are left out; a line that is longer than any
-    record counts as blank."""
+    """Yield pieces that end with a line. Blank lines at the end of the file are left out; a line that is longer than
+    any record counts as blank."""
     rest, too_long, blank = b"", False, b""
     while chunk := file.read(size):
         data = rest + chunk
@@ -101,12 +99,12 @@ def _clean(block: bytes, width: int, delimiter: str) -> bytes:
 
 
 def _special(text: bytes) -> bool:
-    """Is there anything but fields and delimiters?"""
+    """Say whether there is anything but fields and delimiters."""
     return b'"' in text or b"\r" in text or _SEPARATOR in text
 
 
 def _even(block: bytes, width: int, mark: bytes) -> bool:
-    """Has every line as many fields as there are columns?"""
+    """Say whether every line has as many fields as there are columns."""
     characters = np.frombuffer(block, dtype=np.uint8)
     ends = np.flatnonzero(characters == ord("\n"))
     marks = np.flatnonzero(characters == ord(mark))
@@ -117,7 +115,7 @@ def _even(block: bytes, width: int, mark: bytes) -> bool:
 
 
 def _clean_line(line: bytes, width: int, delimiter: str, mark: bytes) -> bytes:
-    """One line by itself, so that no quotation mark reaches into another."""
+    """Clean one line by itself, so that no quotation mark reaches into another."""
     if not _special(line):
         return line.replace(mark, _SEPARATOR) if line.count(mark) == width - 1 else _SEPARATOR * (width - 1)
     try:

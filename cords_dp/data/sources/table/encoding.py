@@ -32,7 +32,7 @@ class Scales:
     widths: tuple[float, ...]
 
     def applied(self, numbers: np.ndarray) -> np.ndarray:
-        """Numbers around 0, moved into [−1, 1] again, so that the length of a record stays bounded."""
+        """Centre numbers around 0, moved into [−1, 1] again, so that the length of a record stays bounded."""
         centres, widths = np.array(self.centres, dtype=np.float32), np.array(self.widths, dtype=np.float32)
         return np.clip((numbers - centres) / widths, np.float32(-1), np.float32(1))
 
@@ -56,7 +56,7 @@ class Encoding:
     # -- from a file ------------------------------------------------------------------------------------
 
     def rows(self, chunk: Mapping[str, pa.Array]) -> np.ndarray:
-        """Records in their compact form. Without a target in the chunk labels are unknown."""
+        """Encode records in their compact form. Without a target in the chunk labels are unknown."""
         rows = np.zeros(len(next(iter(chunk.values()))), dtype=self.row_type)
         missing = self.schema.missing
         for place, column in enumerate(self.numeric):
@@ -78,7 +78,7 @@ class Encoding:
     # -- for a batch ------------------------------------------------------------------------------------
 
     def vectors(self, rows: np.ndarray) -> np.ndarray:
-        """Cells of compact records, one vector of float32 for each."""
+        """Fill in the cells of compact records, one vector of float32 for each."""
         scale = np.float32(NORM / np.sqrt(len(self.schema.columns)))
         cells = np.zeros((len(rows), self.schema.width), dtype=np.float32)
         missing = np.isnan(rows["numbers"])
@@ -90,7 +90,7 @@ class Encoding:
 
 
 def _codes(column: Column, values: pa.Array, missing: tuple[str, ...]) -> np.ndarray:
-    """The cell of each value: of its category or bin; then, for categories, that of unknown values; then missing."""
+    """Return each value's cell: of its category or bin; then, for categories, of unknown ones; then of missing ones."""
     if isinstance(column, Numeric):
         scaled = column.scaled(_values(column, values, missing))
         bins = np.searchsorted(column.edges, scaled, side="right")
@@ -133,7 +133,7 @@ def _values(column: Numeric, values: pa.Array, missing: tuple[str, ...]) -> np.n
 
 
 def _dates(values: pa.Array) -> np.ndarray:
-    """Days since 1970; NaN for what does not begin with a date, year first. A time of day after it is left out."""
+    """Return dates as days since 1970, without a time of day; NaN for what does not begin with a date, year first."""
     if pa.types.is_string(values.type):
         days = _parsed(pc.utf8_slice_codeunits(as_texts(values), 0, 10), pa.date32())
     else:
@@ -142,7 +142,7 @@ def _dates(values: pa.Array) -> np.ndarray:
 
 
 def _numbers(values: pa.Array, missing: tuple[str, ...]) -> np.ndarray:
-    """Values as float64; NaN for what is missing or no number."""
+    """Return values as float64; NaN for what is missing or no number."""
     if pa.types.is_string(values.type):
         texts = as_texts(values)
         values = _parsed(pc.if_else(_absent(texts, missing), pa.scalar(None, pa.string()), texts))
@@ -152,7 +152,7 @@ def _numbers(values: pa.Array, missing: tuple[str, ...]) -> np.ndarray:
 
 
 def _parsed(texts: pa.Array, kind: Any = None) -> pa.Array:
-    """Texts as numbers, or as values of another ``kind``; null where one is none.
+    """Parse texts as numbers, or as values of another ``kind``; null where one is none.
 
     All at once where that works. Otherwise different texts are tried in ever smaller groups: each is parsed by the same
     function either way, so what a value becomes does not depend on the others.

@@ -44,16 +44,16 @@ class TableFile(ABC):
     settings: tuple[str, ...] = ()
 
     def fields(self) -> int:
-        """How many values a record has; in a file without a header those of its first line."""
+        """Return how many values a record has; in a file without a header those of its first line."""
         return len(self.header)
 
     @abstractmethod
     def count(self) -> int:
-        """How many records there are: public."""
+        """Count the records: public."""
 
     @abstractmethod
     def chunks(self, names: Sequence[str], start: int = 0, stop: int | None = None) -> Iterator[Chunk]:
-        """These columns of the rows from ``start`` up to ``stop``, in the file's order. Private values."""
+        """Yield these columns of the rows from ``start`` up to ``stop``, in the file's order. Private values."""
 
     def unreadable(self) -> list[int]:
         """Return the places of records that have no values because they cannot be read. Private; not for a run."""
@@ -63,8 +63,9 @@ class TableFile(ABC):
 def open_table(
     path: Path, *, header: Sequence[str] | None = None, target: str = "", delimiter: str = "", quoted: bool = False
 ) -> TableFile:
-    """The table in a file, of which the header is read. ``target``: what ``y`` of an .npz file is called. ``quoted``:
-    read a CSV file by RFC 4180, with line breaks in quotation marks, as its owner may and a run must not."""
+    """Open the table in a file, of which the header is read. ``target``: what ``y`` of an .npz file is called.
+    ``quoted``: read a CSV file by RFC 4180, with line breaks in quotation marks, as its owner may and a run must
+    not."""
     if path.suffix == ".parquet":
         return _Parquet(path)
     if path.suffix == ".npz":
@@ -111,7 +112,7 @@ class _Csv(TableFile):
                 yield {name: table.column(place).combine_chunks() for name, place in places.items()}
 
     def unreadable(self) -> list[int]:
-        """Lines without any value: blank ones, and what `clean_blocks` makes of those that cannot be read."""
+        """List lines without any value: blank ones, and what `clean_blocks` makes of those that cannot be read."""
         found: list[int] = []
         place = 0
         for chunk in self.chunks(self.header):
@@ -127,7 +128,7 @@ class _Csv(TableFile):
 
 
 def _parsed(block: bytes, width: int, wanted: list[str]) -> pa.Table | None:
-    """Lines in their one form as columns of text. No type is inferred from values."""
+    """Parse lines in their one form as columns of text. No type is inferred from values."""
     names = [str(place) for place in range(width)]
     try:
         return pa_csv.read_csv(
@@ -162,7 +163,7 @@ def _header_line(path: Path, delimiter: str) -> tuple[str, ...]:
 
 
 def _column_names(path: Path, names: tuple[str, ...]) -> tuple[str, ...]:
-    """The names in the first line, refused if they seem to be a record."""
+    """Check the names in the first line; refuse them if they seem to be a record."""
     if not any(names) or any(_is_number(name) for name in names):
         raise DatasetUnavailableError(
             f"the first line of {path.name} does not name the columns; list them under `header` in the schema "
@@ -172,7 +173,7 @@ def _column_names(path: Path, names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _checked_header(path: Path, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Names that tell columns apart. They are not shown: without a header they would be the first record's."""
+    """Refuse names that do not tell columns apart. None is shown: without a header they are the first record."""
     names = tuple(name or f"column {place}" for place, name in enumerate(names, start=1))  # pandas' index has no name
     if len(set(names)) < len(names):
         raise DatasetUnavailableError(f"the header of {path.name} names a column twice")
@@ -188,7 +189,7 @@ def _is_number(text: str) -> bool:
 
 
 class QuotedCsv(TableFile):
-    """Records as RFC 4180 has them (`table.quoted`). One that cannot be read has no values."""
+    """Records as RFC 4180 has them (`csv_lines.quoted_records`). One that cannot be read has no values."""
 
     def __init__(self, path: Path, header: Sequence[str] | None, delimiter: str):
         self.path, self._named, self._delimiter = path, header is None, delimiter
@@ -223,7 +224,7 @@ class QuotedCsv(TableFile):
         return open(self.path, newline="", encoding="utf-8-sig", errors="replace")
 
     def _first(self) -> tuple[str, ...]:
-        """The fields of the first record."""
+        """Return the fields of the first record."""
         with self._lines() as lines:
             try:
                 first = next(csv.reader(lines, delimiter=self._delimiter, strict=True, skipinitialspace=True))
@@ -266,7 +267,7 @@ class _Parquet(TableFile):
             yield chunk
 
     def _batches(self, names: Sequence[str], start: int, stop: int | None) -> Iterator[pa.RecordBatch]:
-        """Row groups outside of the range are not read."""
+        """Yield batches of the rows; row groups outside of the range are not read."""
         with pa_parquet.ParquetFile(self.path) as file:
             sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
             ends = np.cumsum(sizes)
@@ -292,7 +293,7 @@ def _kind(stored: pa.DataType) -> str:
 
 
 def _plain(column: pa.Array) -> pa.Array:
-    """Texts or numbers, whatever way they are stored."""
+    """Return texts or numbers, whatever way they are stored."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
@@ -303,7 +304,7 @@ def _plain(column: pa.Array) -> pa.Array:
 
 
 def _decoded(texts: pa.Array) -> pa.Array:
-    """Texts in which a byte that is no UTF-8 spoils its own value only."""
+    """Decode texts in which a byte that is no UTF-8 spoils its own value only."""
     try:
         texts.validate(full=True)
         return texts
@@ -368,7 +369,7 @@ class _Arrays(TableFile):
         return set(names) <= set(self._files())
 
     def _member(self, name: str) -> np.ndarray:
-        """One array. Objects, whose unpickling could run code, are refused."""
+        """Load one array. Objects, whose unpickling could run code, are refused."""
         try:
             with np.load(self.path, allow_pickle=False) as archive:
                 return np.asarray(archive[name])

@@ -1,11 +1,7 @@
-"""``cords-dp data import``: a CSV file as every tool writes it (RFC 4180) becomes a Parquet file, for a run to read.
+"""What the data's owner may do with a table and a run must not: everything here is exact, and nothing is private.
 
-An act of the data's owner: what it tells about the file is exact, and no part of a run.
-
-``cords-dp data check --read``: what a run would make of a table, and never says.
-
-For the data's owner, on the screen alone: figures are exact, spellings are quoted from records, and nothing of it is
-private. No run calls this, and nothing is written.
+``cords-dp data import`` turns a CSV file as every tool writes it (RFC 4180) into a Parquet file, for a run to read.
+``cords-dp data check --read`` shows, on the screen alone, what a run would make of a table and never says.
 """
 
 from __future__ import annotations

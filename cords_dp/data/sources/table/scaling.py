@@ -8,7 +8,7 @@ Let k columns be numeric without bins. A value is moved into its public range an
 φ(z) a column has the coordinates (v, v², 1), or (0, 0, 0) where its value is missing; φ(z) = 0 for a record whose label
 is no class, and for a null record. Then ‖φ(z)‖² ≤ Σ_columns (v² + v⁴ + 1) ≤ 3k, so one record moves the sum by at most
 Δ = √(3k) in L2 norm, and the release is one Gaussian event with noise multiplier σ, charged to D in the phase
-"preparation" (`planning.plan`, `training.preparation`). All records of D take part, so no amplification by a secret
+"preparation" (`planning.plan`, `training.preparing`). All records of D take part, so no amplification by a secret
 subset applies; such a plan is refused.
 
 Centres and widths are functions of the released sums and of public numbers, and so is what training does with them: a
@@ -46,12 +46,12 @@ def preparation(encoding: Encoding) -> Preparation:
 
 
 def sensitivity(columns: int) -> float:
-    """Δ = √(3k)."""
+    """Return Δ = √(3k)."""
     return math.sqrt(3 * columns)
 
 
 def sums(dataset: RecordSet[TableStore]) -> np.ndarray:
-    """Σ φ over the records of D, rows of a `TableStore`: values, squares, counts. A private value."""
+    """Add up φ over the records of D, rows of a `TableStore`: values, squares, counts. A private value."""
     columns = len(dataset.store.encoding.numeric)
     total = np.zeros((3, columns))
     for start in range(0, len(dataset), _ROWS):
@@ -64,7 +64,7 @@ def sums(dataset: RecordSet[TableStore]) -> np.ndarray:
 
 
 def parts(dataset: RecordSet[TableStore], indices: np.ndarray) -> np.ndarray:
-    """φ of records: 3 × k numbers each."""
+    """Compute φ of records: 3 × k numbers each."""
     records = dataset.store.stored[dataset.rows[indices]]
     labels = records["label"]
     known = labels >= 0 if dataset.store.encoding.schema.classes else np.isfinite(labels)
@@ -75,7 +75,7 @@ def parts(dataset: RecordSet[TableStore], indices: np.ndarray) -> np.ndarray:
 
 
 def fitted(released: np.ndarray, deviation: float) -> dict[str, Any]:
-    """Centres and widths from the released sums; ``deviation``: of their noise, a public number."""
+    """Derive centres and widths from the released sums; ``deviation``: of their noise, a public number."""
     values, squares, counts = np.asarray(released, dtype=np.float64).reshape(3, -1)
     trusted = counts > max(_TRUSTED * deviation, 1.0)
     counts = np.where(trusted, counts, 1.0)
@@ -90,7 +90,7 @@ def fitted(released: np.ndarray, deviation: float) -> dict[str, Any]:
 
 
 def scaled(dataset: RecordSet[TableStore], fit: Mapping[str, Any]) -> RecordSet[TableStore]:
-    """The same records around the released centres."""
+    """Return the same records around the released centres."""
     scales = Scales(tuple(fit["centres"]), tuple(fit["widths"]))
     store = dataset.store
     return dataset.with_store(store.with_encoding(Encoding(store.encoding.schema, scales)))

@@ -2,16 +2,10 @@
 
 A schema is written by hand (YAML, or a dict in the config) from knowledge that does not come from the records. Nothing
 is inferred from values. So a schema may be shown, quoted in an error and kept beside the model.
-
-A schema to be filled in: ``python -m cords_dp data describe``.
-
-Formal guarantee: what is written is a function of the file's header (column names and, in Parquet, storage types) and
-of what the user declares. No value of any record is read.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from cords_dp.config.values import flag, suggest, whole
-from cords_dp.data.sources.table.files import TableFile
 from cords_dp.errors import ConfigError
 
 TODO = "TODO"  # stands in a template where knowledge is to be filled in
@@ -50,13 +43,13 @@ class Numeric:
     dates: bool = False
 
     def scaled(self, values: np.ndarray) -> np.ndarray:
-        """Values brought into [−1, 1], each by itself; NaN where a value is no finite number."""
+        """Bring values into [−1, 1], each by itself; NaN where a value is no finite number."""
         values = np.where(np.isfinite(values), values, np.nan)
         low, high, inside = (self._stretched(v) for v in (self.low, self.high, np.clip(values, self.low, self.high)))
         return np.clip(2 * (inside - low) / (high - low) - 1, -1.0, 1.0)
 
     def unscaled(self, values: np.ndarray) -> np.ndarray:
-        """The inverse of `scaled` in [−1, 1]: what a regression has predicted, in the column's own unit."""
+        """Invert `scaled` in [−1, 1]: what a regression has predicted, in the column's own unit."""
         low, high = self._stretched(self.low), self._stretched(self.high)
         stretched = low + (np.clip(values, -1.0, 1.0) + 1) / 2 * (high - low)
         return np.sign(stretched) * np.expm1(np.abs(stretched)) if self.log else stretched
@@ -142,7 +135,7 @@ class Schema:
 
 
 def load_schema(given: Any, *, target: str | None = None, binning: int | None = None) -> Schema:
-    """The schema that a config gives as a dict or as the path of a YAML file."""
+    """Load the schema that a config gives as a dict or as the path of a YAML file."""
     if isinstance(given, Mapping):
         return read_schema(given, target=target, binning=binning)
     return read_schema(_from_file(Path(given).expanduser()), target=target, binning=binning)
@@ -180,7 +173,7 @@ def read_schema(given: Any, *, target: str | None = None, binning: int | None = 
 
 
 def _refuse_several_gaps(given: Mapping[str, Any]) -> None:
-    """All that is still to be filled in, at once; a single gap is told where it is found."""
+    """Name all that is still to be filled in, at once; a single gap is told where it is found."""
     named = given.get("columns")
     columns = named if isinstance(named, Mapping) else {}
     gaps = [f"column {name!r}" for name, facts in columns.items() if _is_gap(facts)]
@@ -209,7 +202,7 @@ def _check_names(schema: Schema) -> None:
 
 
 def _named_columns(given: Any) -> list[tuple[str, Any]]:
-    """(name, what is said about it), from a dict by name or from a list of dicts with a key ``name``."""
+    """List (name, what is said about it), from a dict by name or from a list of dicts with a key ``name``."""
     if isinstance(given, Mapping):
         pairs = [(_text("schema.columns", name), facts) for name, facts in given.items()]
     elif isinstance(given, Sequence) and not isinstance(given, str):
@@ -282,7 +275,7 @@ def _range(key: str, value: Any) -> tuple[float, float]:
 
 
 def _days(ends: Any) -> list[int] | None:
-    """A range of dates in days since 1970: as YAML reads 2020-01-31, or as texts. None for any other range."""
+    """Read a range of dates in days since 1970: as YAML reads 2020-01-31, or as texts. None for any other range."""
     if not isinstance(ends, (list, tuple)):
         return None
     days = []
@@ -338,96 +331,10 @@ def _texts(key: str, value: Any, *, empty: bool = False) -> tuple[str, ...]:
 
 
 def _text(key: str, value: Any, *, empty: bool = False) -> str:
-    """A name or category as it is compared: without space around it. YAML reads yes, no and dates as something else."""
+    """Check a name or category, without space around it. YAML reads yes, no and dates as something else."""
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise ConfigError(key, value, 'is not a text to YAML: write it in quotes, as in "yes"')
     text = f"{value:g}" if isinstance(value, float) and value.is_integer() else str(value).strip()
     if not (text or empty) or not text.isprintable():
         raise ConfigError(key, value, "must be a printable text")
     return text
-
-
-_HEAD = """\
-# What is public about {name}. Fill in every {todo} with knowledge that does not come from the records: a range or
-# a category that was read off them tells something about them. Values outside of a range are moved to its ends, other
-# categories share a cell, missing values are allowed. A numeric column may have `bins: 16` or `log: true`. A range may
-# be one of dates: [2020-01-01, 2030-12-31]. Columns that are not used (an id, free text) belong in `ignore`.
-"""
-_HINTS = {
-    "number": "range: [lowest, highest] that are possible",
-    "text": "categories: [...] that are possible",
-    "date": "range: [2020-01-01, 2030-12-31], the first and the last that are possible",
-    "": "{range: [lowest, highest]} of numbers or dates, or {categories: [...]}",
-}
-
-
-def schema_template(
-    file: TableFile,
-    *,
-    target: str,
-    ranges: Mapping[str, tuple[Any, Any]],
-    categories: Mapping[str, Sequence[str]],
-    ignore: Sequence[str] = (),
-    hint: str = "",
-) -> str:
-    """YAML for a file's columns, with what the user has declared about them. ``hint``: for who names one in vain."""
-    for option, names in (
-        ("--target", [target]),
-        ("--range", ranges),
-        ("--categories", categories),
-        ("--ignore", ignore),
-    ):
-        for name in names:
-            if name not in file.header:
-                raise ConfigError(option, name, f"{file.path.name} has no such column{hint}")
-    if twice := sorted(set(ranges) & set(categories)):
-        raise ConfigError("--range", twice[0], "has categories, too; give one of them")
-    lines = [_HEAD.format(name=file.path.name, todo=TODO), "target:", f"  name: {_quoted(target)}"]
-    if target in ranges:
-        lines.append(f"  range: {_quoted(list(ranges[target]))}")
-    else:
-        hint = "" if target in categories else '  # e.g. ["no", "yes"]; or range: [lowest, highest] for a regression'
-        lines.append(f"  classes: {_quoted(list(categories[target])) if target in categories else TODO}{hint}")
-    lines.append("columns:")
-    for name in file.header:
-        if name != target and name not in ignore:
-            lines.append(f"  {_quoted(name)}: {_template_column(name, file.types.get(name, ''), ranges, categories)}")
-    return "\n".join([*lines, f"ignore: {_quoted(list(ignore))}", ""])
-
-
-def _template_column(name: str, stored: str, ranges: Mapping[str, Any], categories: Mapping[str, Any]) -> str:
-    if name in ranges:
-        return f"{{range: {_quoted(list(ranges[name]))}}}"
-    if name in categories:
-        return f"{{categories: {_quoted(list(categories[name]))}}}"
-    hint = _HINTS.get(stored, f"is stored as {stored}: store numbers or texts, or move it to ignore")
-    kind = {"number": "{range: TODO}", "date": "{range: TODO}", "text": "{categories: TODO}"}.get(stored, TODO)
-    return f"{kind}  # {hint}"
-
-
-def _quoted(value: Any) -> str:
-    """JSON, which is YAML that needs no guessing: "no" stays a text."""
-    return json.dumps(value, ensure_ascii=False)
-
-
-def parse_range(text: str) -> tuple[str, tuple[Any, Any]]:
-    """``age=0:100``, or ``born=1900-01-01:2025-12-31``."""
-    name, _, values = text.partition("=")
-    low, _, high = values.partition(":")
-    for read in (float, lambda day: str(date.fromisoformat(day))):
-        try:
-            return name.strip(), (read(low), read(high))
-        except ValueError:
-            pass
-    raise ConfigError(
-        "--range", text, "write it as column=lowest:highest, for instance age=0:100, or with dates as 2020-01-31"
-    )
-
-
-def parse_categories(text: str) -> tuple[str, tuple[str, ...]]:
-    """``sex=Male,Female``."""
-    name, separator, values = text.partition("=")
-    categories = tuple(value.strip() for value in values.split(",") if value.strip())
-    if not separator or not categories:
-        raise ConfigError("--categories", text, "write it as column=one,other, for instance sex=Male,Female")
-    return name.strip(), categories

@@ -17,12 +17,11 @@ from cords_dp.data.sources.base import (
     OWNER,
     SPLIT_KEYS,
     Facts,
-    Owned,
     Rows,
     Source,
     check_split,
-    split_owners,
     split_rows,
+    split_store,
     tested_records,
 )
 from cords_dp.data.sources.table import scaling
@@ -33,6 +32,7 @@ from cords_dp.data.sources.table.store import TableStore, stored_table
 from cords_dp.errors import ConfigError, DataError, DatasetUnavailableError
 from cords_dp.planning.schedule import Preparation
 
+_FILES = ("path", "validation_path", "test_path")
 _DELIMITERS = (",", ";", "\t", "|", ":")
 _SILENT = (
     "A run does not tell what it cannot read; "
@@ -72,7 +72,7 @@ class TableSource(Source):
         check_split(section)
         if self.preparation(section) is not None and not private:
             raise ConfigError("dataset.scaling", "private", "is for private strategies; leave the key out")
-        for key in ("path", "validation_path", "test_path"):
+        for key in _FILES:
             if key == "path" or section.get(key) is not None:
                 _open(section, key, schema)
         folder("dataset.datadir", _folder(section))
@@ -84,22 +84,17 @@ class TableSource(Source):
     def build(self, section: Mapping[str, Any], rng: np.random.Generator) -> Splits:
         encoding = Encoding(_schema_of(section))
 
-        def stored(key: str) -> TableStore:
-            return _stored(section, key, encoding)
+        def records(key: str) -> RecordSet[TableStore]:
+            return RecordSet(_stored(section, key, encoding))
 
-        if section.get("owner") is not None:
-            return _split_by_owner(section, encoding, rng)
-        records = stored("path")
-        rows = split_rows(len(records), section, rng)
-        parts = []
-        for part in Rows._fields:
-            own = section.get(f"{part}_path") is not None
-            store, chosen = (stored(f"{part}_path"), None) if own else (records, getattr(rows, part))
-            parts.append(RecordSet(store, chosen))
-        return _splits(parts, section, encoding)
+        train = records("path")
+        validation, test = (None if section.get(key) is None else records(key) for key in _FILES[1:])
+        owned = section.get("owner") is not None
+        owners = [_names(section, key, encoding.schema) for key in _FILES] if owned else None
+        return split_store(train, validation, test, section, rng, len(encoding.schema.classes) or 1, owners)
 
     def build_part(self, section: Mapping[str, Any], rng: np.random.Generator, share: Share) -> Splits:
-        """Each process reads its range of the file: row groups of Parquet, lines of CSV, which the others count only.
+        """Read this process's range of the file: row groups of Parquet, lines of CSV, which the others count only.
 
         The records of a public test set without a label are left out by each for itself, so its ``total`` is not the
         number of records that are tested. With owners every process reads the file: who has a record in a range is
@@ -122,11 +117,12 @@ class TableSource(Source):
             else:
                 key, rows, size = "path", getattr(split, part), total
             parts.append(part_of(key, rows, size))
-        return _splits(parts, section, encoding)
+        outputs = len(encoding.schema.classes) or 1
+        return Splits(parts[0], parts[1], tested_records(parts[2], section, outputs), outputs)
 
     def remark(self, section: Mapping[str, Any]) -> str:
         """Return one of two fixed lines, by the names of the files: no record decides what is said."""
-        paths = (section.get(key) for key in ("path", "validation_path", "test_path"))
+        paths = (section.get(key) for key in _FILES)
         lines = any(Path(path).suffix in CSV_SUFFIXES for path in paths if path is not None)
         return f"{_SILENT} {_LINES}" if lines else _SILENT
 
@@ -153,8 +149,8 @@ class TableSource(Source):
         }
 
     def read(self, card: Mapping[str, Any], path: str) -> RecordSet[TableStore]:
-        """The records of a file, whose columns may be more than the schema names. A CSV file is read by RFC 4180: this
-        is an act of its owner, who may see what a run must not show."""
+        """Read the records of a file, whose columns may be more than the schema names. A CSV file is read by RFC 4180:
+        this is an act of its owner, who may see what a run must not show."""
         encoding, where = Encoding(read_schema(card["schema"])), Path(path).expanduser()
         schema = encoding.schema
         file = _to_predict(where, schema, card.get("delimiter"))
@@ -180,7 +176,7 @@ class TableSource(Source):
 
 
 def _as_fitted(store: TableStore, card: Mapping[str, Any]) -> RecordSet[TableStore]:
-    """Records for a prediction, around the centres that a run has released, if it has."""
+    """Return records for a prediction, around the centres that a run has released, if it has."""
     records = RecordSet(store)
     return scaling.scaled(records, card["fitted"]) if card.get("fitted") else records
 
@@ -192,11 +188,6 @@ def _to_predict(where: Path, schema: Schema, delimiter: str | None) -> TableFile
     return file
 
 
-def _splits(sets: Sequence[RecordSet], section: Mapping[str, Any], encoding: Encoding) -> Splits:
-    outputs = len(encoding.schema.classes) or 1
-    return Splits(sets[0], sets[1], tested_records(sets[2], section, outputs), outputs)
-
-
 def _stored(
     section: Mapping[str, Any], key: str, encoding: Encoding, bounds: tuple[int, int] | None = None
 ) -> TableStore:
@@ -204,21 +195,8 @@ def _stored(
     return TableStore(stored_table(file, encoding, _folder(section), cache=cache, bounds=bounds), encoding)
 
 
-def _split_by_owner(section: Mapping[str, Any], encoding: Encoding, rng: np.random.Generator) -> Splits:
-    def owned(key: str) -> Owned | None:
-        if section.get(key) is None:
-            return None
-        store = _stored(section, key, encoding)
-        return Owned(RecordSet(store), _names(section, key, encoding.schema))
-
-    records = owned("path")
-    assert records is not None
-    sets = split_owners(records, section, rng, validation=owned("validation_path"), test=owned("test_path"))
-    return _splits(sets, section, encoding)
-
-
 def _names(section: Mapping[str, Any], key: str, schema: Schema) -> Iterator[Any]:
-    """Each record's owner, as the file has it; None for the schema's words for a missing value. Nothing keeps them."""
+    """Yield each record's owner, as the file has it, None for a word for missing values. Nothing keeps them."""
     column = section["owner"]
     for chunk in _open(section, key, schema).chunks([column]):
         for name in chunk[column].to_pylist():
@@ -242,7 +220,7 @@ def _schema_of(section: Mapping[str, Any]) -> Schema:
 
 
 def _without_owner(schema: Schema, owner: str) -> Schema:
-    """The schema of a table with a column of owners, which is neither predicted nor learned from."""
+    """Return the schema of a table with a column of owners, which is neither predicted nor learned from."""
     if owner == schema.target.name:
         raise ConfigError("dataset.owner", owner, "is the column to predict; name the one that says whose a record is")
     if owner in (column.name for column in schema.columns):
@@ -275,7 +253,7 @@ def table_file(
     key: str,
     quoted: bool = False,
 ) -> TableFile:
-    """The table in a file, whose header alone is read. ``key`` names it in an error. ``quoted``: see `open_table`."""
+    """Open the table in a file and read its header alone. ``key``: its name in errors. ``quoted``: see `open_table`."""
     if not where.is_file():
         raise ConfigError(key, where.name, "no such file")
     if where.suffix not in SUFFIXES:
@@ -286,7 +264,7 @@ def table_file(
 
 
 def single_column_hint(file: TableFile) -> str:
-    """What is likely where a table seems to have one column. Nothing of the file is quoted."""
+    """Say what is likely where a table seems to have one column. Nothing of the file is quoted."""
     if len(file.header) > 1 or file.path.suffix not in CSV_SUFFIXES:
         return ""
     return "; it seems to have a single column: where fields are not separated by commas, say by what (delimiter)"

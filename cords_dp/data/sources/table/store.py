@@ -74,7 +74,7 @@ class TableStore(Store):
         return self.stored["codes"][:, place], known.categories
 
     def with_encoding(self, encoding: Encoding) -> TableStore:
-        """The same records in other units."""
+        """Return the same records in other units."""
         return TableStore(self.stored, encoding, self._file, self._unreadable)
 
     def identifiers(self, column: str) -> list[Any]:
@@ -98,8 +98,8 @@ def stored_table(
     target: bool = True,
     bounds: Range | None = None,
 ) -> np.ndarray:
-    """The records of a file in compact form, mapped into memory: all, or those in a range of row numbers, which has a
-    copy of its own. Converted once, while others wait."""
+    """Return the records of a file in compact form, mapped into memory: all, or those in a range of row numbers, which
+    has a copy of its own. Converted once, while others wait."""
     if bounds is not None and bounds[0] == bounds[1]:
         return np.zeros(0, dtype=encoding.row_type)
     if not cache:
@@ -152,7 +152,7 @@ def _private_folder(folder: Path) -> None:
 
 
 def _name(file: TableFile, encoding: Encoding, bounds: Range | None) -> str:
-    """After the file's place, its schema, its size and when it was written: nothing of what is in it."""
+    """Name the copy after the file's place, its schema, its size and when it was written: nothing of what is in it."""
     known = os.stat(file.path)
     facts = [_FORMAT, str(file.path.resolve()), file.header, file.settings, encoding.schema.to_plain()]
     what = json.dumps(facts if bounds is None else [*facts, bounds])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from cords_dp.data.handed_over import padded, padded_splits
+from cords_dp.data.padding import padded, padded_splits
 from cords_dp.data.record_set import Splits, records_at
 from cords_dp.data.text_sets import glove_file, read_vocabulary, word_numbers
 from cords_dp.errors import DataError

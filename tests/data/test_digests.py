@@ -9,7 +9,7 @@ import json
 import pytest
 
 from cords_dp.cli import main
-from cords_dp.data.owner_digest import key_file, owner_digest, owner_key
+from cords_dp.data.digests import key_file, owner_digest, owner_key
 from cords_dp.errors import OwnerKeyError
 
 

@@ -15,8 +15,14 @@ from cords_dp.accounting.composition import composed_pld
 from cords_dp.accounting.pld import directions, knots
 from cords_dp.accounting.trade_off import gaussian_profile, trade_off
 from cords_dp.auditing.cost import epsilon_at
-from cords_dp.auditing.one_run import count_right, epsilon_from_guesses
-from cords_dp.auditing.one_run_curve import curve_of_profile, curve_p_value, gaussian_curve, mu_from_guesses
+from cords_dp.auditing.one_run import (
+    count_right,
+    curve_of_profile,
+    curve_p_value,
+    epsilon_from_guesses,
+    gaussian_curve,
+    mu_from_guesses,
+)
 from cords_dp.errors import AccountingError
 
 GRID = np.linspace(-8, 8, 161)
