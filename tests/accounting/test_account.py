@@ -137,7 +137,7 @@ def test_with_other_splits_a_record_may_pay_for_both(account):
 
 
 def test_equal_plans_are_added_up_as_single_ones_are(tmp_path):
-    """They are parsed once and are one object: of ten thousand runs the next is admitted in under a second."""
+    """They are parsed once and are one object: ten thousand runs are added up in under a second."""
     account, planned = Account.open(tmp_path / "many.jsonl", 20.0, 1e-5), plan(2, validation=1)
     for number in range(30):
         account.reserve(f"run{number}", planned, split=("", "s", "t")[number % 3])
@@ -149,6 +149,7 @@ def test_equal_plans_are_added_up_as_single_ones_are(tmp_path):
     alone = BranchMaximum(((STEP.with_count(2),), (gaussian(12.0),)))
     wanted = share(*[alone] * 10, both, both, total=20.0)
     assert account.share_of(read) == pytest.approx(account.share_of(single), rel=1e-9) == pytest.approx(wanted)
+    assert share(*paid_events(read.values()), total=20.0) == pytest.approx(wanted)
 
 
 def test_of_many_runs_the_shares_in_between_are_left_out(account):

@@ -39,6 +39,7 @@ PADDING, LOSSES, WANDB = (
 TRAINER, SEEDING = "training/test_trainer.py::", "noise/test_seeding.py::"
 MECHANISM, BAD_DATA = "planning/test_mechanism.py::", "faults/test_bad_data.py::"
 ACCOUNT, ACCOUNTS = "accounting/test_account.py::", "training/test_accounts.py::"
+COSTS = "accounting/test_plan_costs.py::"
 KILLERS, REPLAY = "mutants/test_killers.py::", "replay/test_replay.py::"
 PLAN, LEDGER, JOURNAL = "planning/test_plan.py::", "accounting/test_ledger.py::", "accounting/test_journal.py::"
 LABELS, NULL = "studies/test_labels.py::", "auditing/test_null.py::"
@@ -1113,6 +1114,31 @@ _ACCOUNTING = [
         ("    if len(sides) > 1:\n        return [BranchMaximum(", "    if False:\n        return [BranchMaximum("),
         KILLERS + "test_an_account_counts_the_side_that_costs_more",
     ),
+    _mutant(
+        "filter-forgets-v", "of runs that read D and V the filter of an account counts the cheaper side",
+        ("total[place] += max(math.fsum", "total[place] += min(math.fsum"),
+        KILLERS + "test_an_account_counts_the_side_that_costs_more",
+    ),
+    _mutant(
+        "filter-one-split", "runs whose splits are unknown are added up as if they had one",
+        ("splits.setdefault(split or number, {})", "splits.setdefault(split, {})"),
+        COSTS + "test_what_is_remembered_is_what_the_events_cost",
+    ),
+    _mutant(
+        "costs-not-checked", "what is remembered of the costs of plans is believed without a sample",
+        ("_CHECKED = 16 ", "_CHECKED = 0 "),
+        COSTS + "test_lower_costs_under_a_digest_that_fits_are_noticed",
+    ),
+    _mutant(
+        "costs-of-any-code", "costs of plans that other code has computed are believed",
+        ('if content.pop("bound_to") == self._bound_to:', 'if content.pop("bound_to"):'),
+        COSTS + "test_what_other_code_or_another_total_has_written_is_computed_anew",
+    ),
+    _mutant(
+        "costs-of-any-kind", "costs of events whose code is not ours are remembered",
+        (" or _is_ours(plan)}", " or True}"),
+        COSTS + "test_costs_of_events_that_others_registered_are_not_remembered",
+    ),
 ]  # fmt: skip
 
 _LEAKS = [
@@ -1666,7 +1692,7 @@ _OWNERS = [
     ),
     _mutant(
         "mixed-account", "an account adds up the ε of people and the ε of records",
-        ("if any(holding.unit != unit for holding in holdings.values()):", "if run in ():"),
+        ("            if holdings.units() - {unit}:\n", "            if run in ():\n"),
         OWNERS + "test_an_account_of_people_and_one_of_records_do_not_add_up",
     ),
 ]  # fmt: skip
