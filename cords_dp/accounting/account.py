@@ -387,10 +387,10 @@ class Holding:
 
     def to_dict(self) -> dict[str, Any]:
         lists = {name: [entry.to_dict() for entry in getattr(self, name)] for name in ("entries", "charged")}
-        data = {**self.__dict__, **lists}
+        rest = {name: value for name, value in self.__dict__.items() if name not in lists}
         if self.unit == RECORD:  # as accounts were written when there was no other unit
-            del data["unit"]
-        return data
+            del rest["unit"]
+        return {**rest, **lists}  # `_line` leaves what follows "entries" for later
 
     def describe(self) -> str:
         """Return the events for people: "D: 40 × poisson_gaussian(sigma=2, rate=0.1)"."""
@@ -430,9 +430,8 @@ class Holdings(Mapping[str, Holding]):
 
     def units(self) -> set[str]:
         """Return whose contributions are hidden. An account of records does not mention it."""
-        plans = {record[_PLAN] for record in self._records.values()}
-        told = {self._parsed(plan).get("unit", RECORD) for plan in plans if b'"unit":' in plan}
-        return told | ({RECORD} if any(b'"unit":' not in plan for plan in plans) else set())
+        units = {record.get("unit", RECORD) for record in self._records.values() if b'"unit":' not in record[_PLAN]}
+        return units | {self[run].unit for run, record in self._records.items() if b'"unit":' in record[_PLAN]}
 
     def plans(self) -> dict[str, tuple[str, bytes]]:
         """Return the split and the plan's JSON of each run."""
