@@ -1622,6 +1622,43 @@ _VERIFY = [
         VERIFY + "test_a_swapped_model_is_named",
     ),
     _mutant(
+        "verify-any-lock", "verify takes every lock for an empty one",
+        ('if f.is_file() and (f.suffix != ".lock" or f.stat().st_size))', 'if f.is_file() and f.suffix != ".lock")'),
+        VERIFY + "test_only_an_empty_lock_is_no_file_of_the_run",
+    ),
+    _mutant(
+        "verify-any-schedule", "verify does not derive the events of steps from the plan",
+        ("_counts(self.planned()) - listed", "_counts([])"),
+        VERIFY + "test_a_cheaper_run_that_was_forged_alike_but_for_its_plan_is_named[more_noise-"
+        "within the plan-fewer than planned]",
+    ),
+    _mutant(
+        "verify-any-facts", "verify does not compare unit, sizes and inclusion with the plan",
+        ("in its plan\": x == y for", "in its plan\": True for"),
+        VERIFY + "test_another_unit_than_the_plan_s_is_named[units-1000000]",
+    ),
+    _mutant(
+        "verify-one-text", "verify reads the statement of privacy.json alone",
+        ('makes another statement than privacy.json"] = report["statement"] in text',
+         'makes another statement than privacy.json"] = True'),
+        VERIFY + "test_an_epsilon_rounded_down_in_a_text_is_named[README.md]",
+    ),
+    _mutant(
+        "verify-nan", "for verify what is no number is large enough",
+        ("if not x >= y * (1 - SLACK)", "if x < y * (1 - SLACK)"),
+        VERIFY + "test_what_is_no_number_is_named[epsilon]",
+    ),
+    _mutant(
+        "verify-negative", "verify adds up negative uses",
+        ("    if odd := re.search(", "    if odd := \"\" and re.search("),
+        VERIFY + "test_an_event_with_a_number_that_no_event_has_is_named[-5-charges]",
+    ),
+    _mutant(
+        "verify-account-forgets", "verify believes an account's last line, whatever the lines before it said",
+        ('if _counts(last.get("charged", [])) - _counts(charged) or kept', "if kept"),
+        VERIFY + "test_an_account_that_forgets_is_named[True]",
+    ),
+    _mutant(
         "mu-up-to-a-thousandth", "μ of Gaussian DP leaves out a thousandth of δ",
         ("deltas[start:] - SLACK", "deltas[start:] - 1e-3"),
         "accounting/test_trade_off.py::test_the_gaussian_mechanism_has_its_own_mu_and_no_regret[1.0-1]",
