@@ -67,7 +67,6 @@ def _composed(events: list[Fields], direction: str) -> pld_pmf.PLDPmf:
 
 
 def _loss(event: Fields, direction: str) -> pld_pmf.PLDPmf:
-    """Return the privacy loss of one use of an event."""
     if event["kind"] == "branch_maximum":
         branches = [_composed(branch, direction) for branch in event["branches"] if branch]
         reach = 4 * 2 ** sum(max(b.get_delta_for_epsilon(x) for b in branches) > 1e-14 for x in (4, 8, 16, 32))
@@ -110,7 +109,6 @@ def _dots(low: float, high: float, profile: Any) -> pld_pmf.PLDPmf:
 
 
 def _renyi(events: list[Fields], order: float) -> float:
-    """Bound the Rényi divergence of all events together, in both directions."""
     total, a = 0.0, order - 1
     for event in events:
         kind, s = event["kind"], event.get("epsilon0", 0.0) / 2
@@ -164,9 +162,8 @@ def _counts(entries: list[Fields]) -> Counter[tuple[str, str]]:
     return counts
 
 
-def _use(dataset: str, sigma: float, rate: float, count: int) -> Fields:
-    event = {"kind": "poisson_gaussian", "sigma": sigma, "rate": rate, "count": count}
-    return {"dataset": dataset, "event": event}
+def _use(name: str, sigma: float, rate: float, count: int) -> Fields:
+    return {"dataset": name, "event": {"kind": "poisson_gaussian", "sigma": sigma, "rate": rate, "count": count}}
 
 
 class Run:
@@ -239,8 +236,7 @@ class Run:
         words = [f"ledger.jsonl: {n} uses beyond the plan, on {key[0]}: {key[1]}" for key, n in over.items()]
         return words + [f"privacy.json: {n} uses fewer than planned, on {k[0]}: {k[1]}" for k, n in lacking.items()]
 
-    def planned(self) -> list[Fields]:
-        """Return all uses that follow from the schedule alone: but for those of selections."""
+    def planned(self) -> list[Fields]:  # all uses that follow from the schedule: but for those of selections
         plan, epochs = self.plan, [(chosen, rate, n * times) for (_, n, rate, _, chosen), times in self.plan["epochs"]]
         uses = [_use("D", plan["sigma"], rate, steps) for chosen, rate, steps in epochs if steps and not chosen]
         uses += [_use("D", plan["preparation"][2], 1.0, 1)] if plan["preparation"] else []
@@ -268,8 +264,8 @@ class Run:
 
     def unpaid(self) -> list[str]:
         shown = self.report["exact_metrics_of_private_records"] or self.privacy["exact_metrics"]
-        noisy = self.report["private"] and not self.privacy["reproducible_noise"]
-        words = [] if noisy else ["privacy.json: the noise follows from the seed; nothing is private"]
+        seeded = not self.report["private"] or self.privacy["reproducible_noise"]
+        words = ["privacy.json: the noise follows from the seed; nothing is private"] * seeded
         words += ["privacy.json: exact metrics of private records are shown, and nobody paid for them"] if shown else []
         private = [EXACT[d["dataset"]] for d in self.sets if d["dataset"] in EXACT]
         exact = "|".join(rf'(^|[,"])({short})_\w+(\W|$)|({long}) (Loss|Accuracy)' for short, long in private)
@@ -291,8 +287,8 @@ def check_account(path: Path) -> list[Check]:
     """Check an account: the chain, and that what all of its runs hold lies within its total."""
     (header, *records), _ = read_journal(path)
     held: dict[str, Fields] = {}
-    mixed = len({record.get("unit", "record") for record in records}) > 1
-    words = [f"{path.name} adds up what records cost and what owners cost"] * mixed
+    units = {record.get("unit", "record") for record in records}
+    words = [f"{path.name} adds up what records cost and what owners cost"] * (len(units) > 1)
     for record in records:  # what a run has charged it holds for good, and what cannot be given back
         last, charged = held.get(record["run"], {"entries": []}), record.get("charged", [])
         kept = _counts(charged) | _counts([] if record["refundable"] else last["entries"])
@@ -312,8 +308,7 @@ def check_account(path: Path) -> list[Check]:
         rooms = {a: epsilon - math.log1p(-1 / a) + math.log(delta / len(orders) * a) / (a - 1) for a in orders}
         share = min((_renyi(events, a) / room for a, room in rooms.items() if room > 0), default=math.inf)
     else:
-        whole = {"delta": delta, "events": [{"event": event} for event in events]}
-        share = epsilon_of([whole] * bool(events)) / epsilon
+        share = epsilon_of([{"delta": delta, "events": [{"event": e} for e in events]}] * bool(events)) / epsilon
     fine = f"{path.name}: {len(held)} runs hold {share:.2%} of ε = {epsilon:g}, δ = {delta:g}"
     return [
         (
