@@ -45,11 +45,11 @@ def ended(*processes):
     for process in processes:
         process.stdin.write("go\n")
         process.stdin.flush()
-    outputs = [process.communicate(timeout=240)[0] for process in processes]
+    outputs = [process.communicate(timeout=550)[0] for process in processes]
     return [(process.returncode, output) for process, output in zip(processes, outputs, strict=True)]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_of_two_runs_at_once_the_account_admits_the_one_that_fits(tmp_path):
     own = Account.open(tmp_path / "account.jsonl", 4.5, 1e-4)
     results = ended(*(started(tmp_path, tmp_path / name, "--seed", "0") for name in ("one", "two")))
@@ -66,7 +66,7 @@ def test_of_two_runs_at_once_the_account_admits_the_one_that_fits(tmp_path):
     assert verify.verify(own.path)["verified"]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_of_two_attempts_at_one_run_one_charges(tmp_path):
     """Both are started into one folder: what is charged is what one of them charges, and it is held."""
     own = Account.open(tmp_path / "account.jsonl", 60.0, 1e-4)
