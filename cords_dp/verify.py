@@ -2,8 +2,9 @@
 
 It shares nothing with the planner and the accountants. `Run` checks that every file is as it was written (files.json),
 the journal's chain whole, that statement, plan, config, model and ledger belong together, charges lie within the plan,
-ε of every data set follows from its events in both directions, and nothing unpaid is there. There is no key in
-it: who forges all files alike is found only by a digest of files.json from another source.
+ε of every data set follows from its events in both directions, and nothing unpaid is there. There is no key in it: who
+forges all files alike is found only by a digest of files.json from another source. Not recomputed: what a selection
+releases, by the plan; μ and the curve of attacks; what several records of one person cost.
 
 ε: the events of a part compose at the part's δ, and the ε of the parts of a data set add up. An event is a pair (P, Q)
 for each direction of zero-out, known by its profile δ(ε) = sup_S P(S) − e^ε·Q(S):
@@ -31,10 +32,12 @@ from dp_accounting.rdp import rdp_privacy_accountant as rdp
 from scipy.special import log_ndtr, ndtr  # dp-accounting brings scipy
 
 Fields = dict[str, Any]
+Check = tuple[str, list[str], str]  # its name, what is wrong, and what it says if nothing is
 PROFILES = {"poisson_gaussian", "gumbel_freeze", "branch_maximum"}
 STEP, SLACK, PRESENT, ABSENT = 1e-4, 1e-6, "present", "absent"
 ORDERS = [1.05, 1.1, 1.25, 1.5, 1.75, *np.arange(2, 6, 0.25), *np.arange(6, 12, 0.5), *range(12, 64), 80, 96, 128, 256]
 UNLISTED = re.compile(r"(^|/)(private|wandb)/|(^|/)events\.out\.tfevents|^files\.json$")
+READ, KNOWN = {".csv", ".json", ".jsonl", ".log", ".txt"}, {".md", ".html", ".yaml", ".pt", ".lock", ".png", ".svg"}
 EXACT = {"D": ("(sub)?trn", "Training|Subset"), "V": ("val", "Validation"), "T": ("tst", "Test")}  # metrics of a set
 _key = partial(json.dumps, sort_keys=True)
 
@@ -43,7 +46,7 @@ def epsilon_of(parts: list[Fields], inclusion: float = 1.0) -> float:
     """Bound ε of a data set. ``inclusion``: the chance of a record to be in a subset that is never released."""
     total = 0.0
     for part in parts:
-        events, delta = [entry["event"] for entry in part["events"]], part["delta"] / inclusion
+        events, delta = _events(part["events"]), part["delta"] / inclusion
         if set(re.findall(r'"kind": "(\w+)"', _key(events))) <= PROFILES:
             inside = max(_composed(events, way).get_epsilon_for_delta(delta) for way in (PRESENT, ABSENT))
         else:
@@ -52,13 +55,18 @@ def epsilon_of(parts: list[Fields], inclusion: float = 1.0) -> float:
     return total
 
 
+def _events(entries: list[Fields]) -> list[Fields]:
+    """Return the events of these entries, but for numbers that no event has."""
+    if odd := re.search(r': (-|NaN|Inf|true|false|null)|"count": (0|\d*[^\d,}])', _key(entries)):
+        raise ValueError(f"an event was changed: it has a number that no event has, {odd[0]!r} …")
+    return [entry["event"] for entry in entries]
+
+
 def _composed(events: list[Fields], direction: str) -> pld_pmf.PLDPmf:
-    """Compose events in one direction."""
     return reduce(pld_pmf.compose_pmfs, [_loss(e, direction).self_compose(e["count"]) for e in events])
 
 
 def _loss(event: Fields, direction: str) -> pld_pmf.PLDPmf:
-    """Return the privacy loss of one use of an event."""
     if event["kind"] == "branch_maximum":
         branches = [_composed(branch, direction) for branch in event["branches"] if branch]
         reach = 4 * 2 ** sum(max(b.get_delta_for_epsilon(x) for b in branches) > 1e-14 for x in (4, 8, 16, 32))
@@ -101,7 +109,6 @@ def _dots(low: float, high: float, profile: Any) -> pld_pmf.PLDPmf:
 
 
 def _renyi(events: list[Fields], order: float) -> float:
-    """Bound the Rényi divergence of all events together, in both directions."""
     total, a = 0.0, order - 1
     for event in events:
         kind, s = event["kind"], event.get("epsilon0", 0.0) / 2
@@ -149,11 +156,14 @@ def read_journal(path: Path) -> tuple[list[Fields], str]:
 
 
 def _counts(entries: list[Fields]) -> Counter[tuple[str, str]]:
-    """Add up the uses of equal events of a data set."""
     counts: Counter[tuple[str, str]] = Counter()
-    for entry in entries:
-        counts[entry["dataset"], _key({**entry["event"], "count": 1})] += entry["event"]["count"]
+    for entry, event in zip(entries, _events(entries), strict=True):
+        counts[entry["dataset"], _key({**event, "count": 1})] += event["count"]
     return counts
+
+
+def _use(name: str, sigma: float, rate: float, count: int) -> Fields:
+    return {"dataset": name, "event": {"kind": "poisson_gaussian", "sigma": sigma, "rate": rate, "count": count}}
 
 
 class Run:
@@ -164,22 +174,25 @@ class Run:
         if not self.report.get("events"):
             raise ValueError("privacy.json lists no events: the run has no privacy, is a tuning, or of an old version")
         self.sets, self.ledger = self.report["events"]["datasets"], self.report["ledger"]
+        self.plan, self.privacy = self.report["plan"], self.report["plan"]["privacy"]
         journals = [read_journal(path) for path in sorted(folder.rglob("ledger.jsonl"))]
         mine = [journal for journal in journals if journal[0][0].get("id") == self.ledger["id"]]
-        self.journal, self.head = mine[0] if mine else ([{}], "")
+        self.journal, self.head = mine[0] if len(mine) == 1 else ([{}], "")
         self.charges = [record["charge"] for record in self.journal if "charge" in record]
         self.epsilon = {d["dataset"]: epsilon_of(d["parts"], d["inclusion"]) for d in self.sets}
+        names = [name for name in ("privacy.html", "README.md") if (folder / name).exists()]
+        self.texts = {name: (folder / name).read_text(errors="replace") for name in ("privacy.md", *names)}
 
-    def checks(self) -> list[Fields]:
+    def checks(self) -> list[Check]:
         found = ", ".join(f"{d['dataset']} = {self.epsilon[d['dataset']]:.4f} per {d['unit']}" for d in self.sets)
-        cut = ["ledger.jsonl is missing, lacks entries, or went on later"] * (self.head != self.ledger["head"])
+        cut = ["ledger.jsonl is missing, is there twice, lacks entries, or went on later"]
         return [
-            _check("files", self.changed(), "every file is as it was written"),
-            _check("journal", cut, f"{len(self.journal)} records, chain whole"),
-            _check("belong together", self.foreign(), "statement, plan, config, model and ledger"),
-            _check("within the plan", self.beyond(), f"{len(self.charges)} charges, none of them unplanned"),
-            _check("epsilon", self.too_low(), f"{found}, at δ = {self.report['delta']:.3g}, both directions"),
-            _check("nothing unpaid", self.unpaid(), "no indices, no exact metrics of private records"),
+            ("files", self.changed(), "every file is as it was written"),
+            ("journal", cut * (self.head != self.ledger["head"]), f"{len(self.journal)} records, chain whole"),
+            ("belong together", self.foreign(), "statement, plan, config, model and ledger"),
+            ("within the plan", self.beyond(), f"{len(self.charges)} charges, none of them unplanned"),
+            ("epsilon", self.too_low(), f"{found}, at δ = {self.report['delta']:.3g}, both directions"),
+            ("nothing unpaid", self.unpaid(), "no indices, no exact metrics of private records"),
         ]
 
     def changed(self) -> list[str]:
@@ -194,64 +207,98 @@ class Run:
         return [f"{n} is {words[n in here, n in listed]}, by files.json" for n in bad]
 
     def foreign(self) -> list[str]:
-        plan = hashlib.sha256(_key(self.report["plan"]).encode()).hexdigest()[:32]
-        names = all(self.journal[0].get(key) == self.ledger[key] for key in ("id", "fingerprint", "binding"))
-        said = self.report["statement"].encode() in (self.folder / "privacy.md").read_bytes()
-        words = [
-            (plan == self.ledger["fingerprint"], "privacy.json: the plan is not the one that its ledger is bound to"),
-            (names, "ledger.jsonl belongs to another plan or to other data than privacy.json"),
-            (_counts(self.charges) == _counts(self.ledger["entries"]), "ledger.jsonl: other charges than privacy.json"),
-            (said, "privacy.md makes another statement than privacy.json"),
-        ]
-        for what, about in ((name, self.report["about"].get(name) or {}) for name in ("model", "config")):
+        report, ledger, sizes = self.report, self.ledger, self.plan["sizes"]
+        plan = hashlib.sha256(_key(self.plan).encode()).hexdigest()[:32]
+        names = all(self.journal[0].get(key) == ledger[key] for key in ("id", "fingerprint", "binding"))
+        words = {
+            "privacy.json: the plan is not the one that its ledger is bound to": plan == ledger["fingerprint"],
+            "ledger.jsonl belongs to another plan or to other data than privacy.json": names,
+            "ledger.jsonl: other charges than privacy.json": _counts(self.charges) == _counts(ledger["entries"]),
+        }
+        for name, text in self.texts.items():
+            words[f"{name} makes another statement than privacy.json"] = report["statement"] in text
+        for what, about in ((name, report["about"].get(name) or {}) for name in ("model", "config")):
             same = bool(about) and _digest(self.folder / about["file"]) == about["sha256"]
-            words.append((same, f"{about.get('file', what)} is not the {what} that privacy.json speaks of"))
-        return [problem for good, problem in words if not good]
+            same &= what != "model" or about.get("sha256", "") in self.texts["privacy.md"]
+            words[f"{about.get('file', what)} is not the {what} that privacy.json speaks of"] = same
+        facts = [("δ", report["delta"], self.plan["delta"]), ("ε", report["epsilon_allowed"], self.privacy["epsilon"])]
+        secret, size = self.plan["dss_args"]["secret_subset"], {"D": "n", "V": "n_validation", "T": "n_test"}
+        for name, data in ((d["dataset"], d) for d in self.sets):
+            facts += [("unit", data["unit"], "owner" if "records_per_owner" in self.privacy else "record")]
+            facts += [("number of units", data["units"], sizes[size[name]])]
+            facts += [("inclusion", data["inclusion"], sizes["k"] / sizes["n"] if secret and name == "D" else 1.0)]
+        words |= {f"privacy.json: {what} is {x}, and {y} in its plan": x == y for what, x, y in facts}
+        return [problem for problem, good in words.items() if not good]
 
     def beyond(self) -> list[str]:
-        planned = _counts([{"dataset": d["dataset"], **e} for d in self.sets for p in d["parts"] for e in p["events"]])
-        over = _counts(self.charges) - planned
-        return [f"ledger.jsonl: {n} uses beyond the plan, on {key[0]}: {key[1]}" for key, n in over.items()]
+        listed = _counts([{"dataset": d["dataset"], **e} for d in self.sets for p in d["parts"] for e in p["events"]])
+        over, lacking = _counts(self.charges) - listed, _counts(self.planned()) - listed
+        words = [f"ledger.jsonl: {n} uses beyond the plan, on {key[0]}: {key[1]}" for key, n in over.items()]
+        return words + [f"privacy.json: {n} uses fewer than planned, on {k[0]}: {k[1]}" for k, n in lacking.items()]
+
+    def planned(self) -> list[Fields]:  # all uses that follow from the schedule: but for those of selections
+        plan, epochs = self.plan, [(chosen, rate, n * times) for (_, n, rate, _, chosen), times in self.plan["epochs"]]
+        uses = [_use("D", plan["sigma"], rate, steps) for chosen, rate, steps in epochs if steps and not chosen]
+        uses += [_use("D", plan["preparation"][2], 1.0, 1)] if plan["preparation"] else []
+        uses += [_use("T", plan["sigma_test"], 1.0, 1)] if "sigma_test" in plan else []
+        if branched := sum(steps for chosen, _, steps in epochs if chosen):
+            branches = [[_use("D", sigma, rate, branched)["event"]] for _, rate, sigma in plan["branches"]]
+            uses += [{"dataset": "D", "event": {"kind": "branch_maximum", "branches": branches, "count": 1}}]
+        return uses
 
     def too_low(self) -> list[str]:
-        report, most = self.report, max(self.epsilon.values())
-        said = re.search(r"ε = ([\d.]+), δ = [\d.e-]+\)", report["statement"])
-        claims = [("ε", report["epsilon"], most), ("ε in the sentence", float(said[1]) if said else 0.0, most)]
+        report, most, least = self.report, max(self.epsilon.values()), min(self.epsilon.values())
+        said = re.search(r"ε = ([\d.]+), δ = ([\d.e-]+)\)", report["statement"]) or ["", "0", "0"]
+        claims = [("ε", report["epsilon"], most), ("ε in the sentence", float(said[1]), most)]
+        claims += [("δ in the sentence", float(said[2]), report["delta"] * 0.995)]  # it has three digits
         claims += [(f"ε of {d['dataset']}", d["epsilon"], self.epsilon[d["dataset"]]) for d in self.sets]
         keys = {"D": "epsilon_training_data", "V": "epsilon_validation_data", "T": "epsilon_test_data"}
         claims += [(keys[n], report[keys[n]] or 0.0, e) for n, e in self.epsilon.items() if n in keys]
         claims += [(f"δ of {d['dataset']}", report["delta"], sum(p["delta"] for p in d["parts"])) for d in self.sets]
-        return [f"privacy.json: {what} = {x:.10g}, found {y:.10g}" for what, x, y in claims if x < y * (1 - SLACK)]
+        for name, text in {**self.texts, "a text of privacy.json": json.dumps(report, ensure_ascii=False)}.items():
+            pairs = re.findall(r"ε = ([\d.]+\d),?(?: at)? δ = ([\d.e-]*\d)", text)
+            claims += [(f"ε in {name}", float(e), least) for e, delta in pairs if float(delta) <= report["delta"]]
+        if (path := self.folder / "result.json").exists():
+            claims += [("ε in result.json", _json(path).get("epsilon") or most, most)]
+        return [f"privacy.json: {what} = {x:.10g}, found {y:.10g}" for what, x, y in claims if not x >= y * (1 - SLACK)]
 
     def unpaid(self) -> list[str]:
-        shown = self.report["exact_metrics_of_private_records"]
-        words = [] if self.report["private"] else ["privacy.json: the noise follows from the seed; nothing is private"]
+        shown = self.report["exact_metrics_of_private_records"] or self.privacy["exact_metrics"]
+        seeded = not self.report["private"] or self.privacy["reproducible_noise"]
+        words = ["privacy.json: the noise follows from the seed; nothing is private"] * seeded
         words += ["privacy.json: exact metrics of private records are shown, and nobody paid for them"] if shown else []
         private = [EXACT[d["dataset"]] for d in self.sets if d["dataset"] in EXACT]
         exact = "|".join(rf'(^|[,"])({short})_\w+(\W|$)|({long}) (Loss|Accuracy)' for short, long in private)
-        for path in sorted(path for path in self.folder.rglob("*.*") if path.is_file()):
+        indices, published = '"(indices|idxs|rows)" *:', self.plan["dss_args"]["publish_subset"]
+        for path in sorted(path for path in self.folder.rglob("*") if path.is_file()):
             name, text = path.relative_to(self.folder).as_posix(), path.read_text(errors="replace")
-            if UNLISTED.search(name) or path.suffix not in (".csv", ".json", ".jsonl", ".log", ".txt"):
+            if re.search("(^|/)private/", name) or not (UNLISTED.search(name) or path.suffix in READ | KNOWN):
+                words.append(f"{name} has no place in a run: nobody looked into it")
+            if UNLISTED.search(name) or path.suffix not in READ:
                 continue
-            if (
-                not self.report["published_subset"]
-                if path.name == "subset.json"
-                else re.search('"(indices|idxs|rows)" *:', text)
-            ):
+            if not published if path.name == "subset.json" else re.search(indices, text):
                 words.append(f"{name} tells which records were used")
             if not shown and re.search(exact, text, re.MULTILINE):
                 words.append(f"{name} has exact metrics of private records")
         return words
 
 
-def check_account(path: Path) -> list[Fields]:
+def check_account(path: Path) -> list[Check]:
     """Check an account: the chain, and that what all of its runs hold lies within its total."""
     (header, *records), _ = read_journal(path)
-    held = {record["run"]: record for record in records}
+    held: dict[str, Fields] = {}
+    units = {record.get("unit", "record") for record in records}
+    words = [f"{path.name} adds up what records cost and what owners cost"] * (len(units) > 1)
+    for record in records:  # what a run has charged it holds for good, and what cannot be given back
+        last, charged = held.get(record["run"], {"entries": []}), record.get("charged", [])
+        kept = _counts(charged) | _counts([] if record["refundable"] else last["entries"])
+        if _counts(last.get("charged", [])) - _counts(charged) or kept - _counts(record["entries"]):
+            words.append(f"{path.name} forgets what run {record['run']} has charged or holds for good")
+        held[record["run"]] = record
     groups: dict[str, Any] = defaultdict(lambda: defaultdict(list))
     for record in held.values():  # of runs with one split a record is in D or in V for good: it pays for one of them
-        for entry in record["entries"]:
-            groups[record["split"] or f"run {record['run']}"][entry["dataset"]].append(entry["event"])
+        for entry, event in zip(record["entries"], _events(record["entries"]), strict=True):
+            groups[record["split"] or f"run {record['run']}"][entry["dataset"]].append(event)
     events = [{"kind": "branch_maximum", "branches": [*sides.values()], "count": 1} for sides in groups.values()]
     epsilon, delta, log = header["epsilon"], header["delta"], math.log(1 / header["delta"])
     if header["adaptive"] and (len(held) != 1 or any(record["refundable"] for record in held.values())):
@@ -261,22 +308,25 @@ def check_account(path: Path) -> list[Fields]:
         rooms = {a: epsilon - math.log1p(-1 / a) + math.log(delta / len(orders) * a) / (a - 1) for a in orders}
         share = min((_renyi(events, a) / room for a, room in rooms.items() if room > 0), default=math.inf)
     else:
-        share = epsilon_of([{"delta": delta, "events": [{"event": event} for event in events]}]) / epsilon
-    words = f"{path.name}: {len(held)} runs hold {share:.2%} of ε = {epsilon:g}, δ = {delta:g}"
-    return [_check("epsilon", [words] * (share > 1 + SLACK), f"{words}; {len(records) + 1} records, chain whole")]
-
-
-def _check(name: str, problems: list[str], fine: str) -> Fields:
-    return {"check": name, "ok": not problems, "found": problems or [fine]}
+        share = epsilon_of([{"delta": delta, "events": [{"event": e} for e in events]}] * bool(events)) / epsilon
+    fine = f"{path.name}: {len(held)} runs hold {share:.2%} of ε = {epsilon:g}, δ = {delta:g}"
+    return [
+        (
+            "epsilon",
+            words + [fine] * (not share <= 1 + SLACK or math.isinf(epsilon)),
+            f"{fine}; {len(records) + 1} records, chain whole",
+        )
+    ]
 
 
 def verify(path: Path) -> Fields:
     """Check a run's folder or an account's file: a verdict in a sentence, and what each check found."""
     try:
-        checks = Run(path).checks() if path.is_dir() else check_account(path)
+        found = Run(path).checks() if path.is_dir() else check_account(path)
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         words = str(error) if isinstance(error, (OSError, ValueError)) else f"a file has another format ({error!r})"
-        checks = [_check("files", [words], "")]
+        found = [("files", [words], "")]
+    checks: list[Fields] = [{"check": name, "ok": not wrong, "found": wrong or [fine]} for name, wrong, fine in found]
     bad = [problem for check in checks if not check["ok"] for problem in check["found"]]
     fine = next((check["found"][0] for check in checks if check["check"] == "epsilon"), "")
     verdict = f"NOT VERIFIED: {'; '.join(bad)}." if bad else f"VERIFIED, from the files alone: ε: {fine}."
@@ -288,8 +338,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Check the privacy claims of a run's folder, or of an account.")
     parser.add_argument("path", type=Path, help="the folder of a run, or the file of an account")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
-    args = parser.parse_args(argv)
-    result = verify(args.path)
+    result = verify((args := parser.parse_args(argv)).path)
     lines = [f"{'ok ' if c['ok'] else 'BAD'} {c['check']:<16}{words}" for c in result["checks"] for words in c["found"]]
     print(json.dumps(result, indent=2) if args.json else "\n".join([*lines, "", result["verdict"]]))
     return 0 if result["verified"] else 1

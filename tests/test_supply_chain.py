@@ -105,6 +105,11 @@ def read(path) -> dict:
     return yaml.safe_load(path.read_text())
 
 
+def triggers(path) -> dict:
+    """What starts a workflow: its key ``on``, which is a truth value for YAML unless everything is read as text."""
+    return yaml.load(path.read_text(), Loader=yaml.BaseLoader)["on"]
+
+
 def steps(path) -> list[dict]:
     return [step for job in read(path)["jobs"].values() for step in job["steps"]]
 
@@ -134,7 +139,7 @@ def read_site_dir() -> str:
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_a_workflow_parses_and_may_do_little(path):
     content = read(path)
-    assert True in content  # YAML's word for `on`
+    assert "push" in triggers(path)
     assert content["permissions"] == {"contents": "read"}
     for job in content["jobs"].values():
         assert job["runs-on"]

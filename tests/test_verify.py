@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import shutil
 import subprocess
 import sys
@@ -33,6 +34,7 @@ from cords_dp.runs.run import run_experiment, write_manifest
 from cords_dp.training import trainer
 from tests.data.test_owners import hospital
 
+TEXTS = ("privacy.md", "privacy.html", "README.md")
 SCRIPT = REPOSITORY / "cords_dp" / "verify.py"
 
 
@@ -96,7 +98,7 @@ def rechained(records):
 
 
 def test_it_is_one_short_file_that_imports_nothing_of_the_package():
-    lines = SCRIPT.read_text().splitlines()
+    lines = [line for line in SCRIPT.read_text().splitlines() if line.strip()]
     assert len(lines) < 300
     imports = [line for line in lines if line.startswith(("import ", "from "))]
     ours = [line for line in imports if line.split()[1].split(".")[0] not in sys.stdlib_module_names]
@@ -175,6 +177,23 @@ def test_whatever_is_done_to_a_file_is_named(run, known_epsilon, data):
     assert path.name in words
 
 
+def test_only_an_empty_lock_is_no_file_of_the_run(run):
+    lock = next(run.rglob("*.lock"))
+    assert not lock.read_bytes()
+    assert problems(run) == {}
+    lock.write_text("records 3, 17, 240")
+    write_manifest(run)  # which lists no locks
+    assert problems(run) == {"files": [f"{lock.relative_to(run)} is new, by files.json"]}
+
+
+@pytest.mark.parametrize("name", ["private/drawn.npy", "extra.npz", "indices.out"])
+def test_a_file_that_nobody_can_look_into_is_named(run, name):
+    (run / name).parent.mkdir(exist_ok=True)
+    (run / name).write_bytes(b"records 3, 17, 240")
+    write_manifest(run)
+    assert problems(run) == {"nothing unpaid": [f"{name} has no place in a run: nobody looked into it"]}
+
+
 def test_a_missing_file_and_a_new_one_are_named(run):
     (run / "metrics.csv").unlink()
     (run / "indices.npy").write_bytes(b"1 2 3")
@@ -186,6 +205,12 @@ def test_a_missing_file_and_a_new_one_are_named(run):
 def test_a_swapped_model_is_named(run):
     (run / "model.pt").write_bytes(b"weights of a run without noise")
     write_manifest(run)
+    assert problems(run) == {"belong together": ["model.pt is not the model that privacy.json speaks of"]}
+
+
+def test_a_model_that_was_swapped_with_its_digest_is_named(run):
+    (run / "model.pt").write_bytes(b"weights of a run without noise")
+    change_statement(run, lambda r: r["about"]["model"].update(sha256=verify._digest(run / "model.pt")))
     assert problems(run) == {"belong together": ["model.pt is not the model that privacy.json speaks of"]}
 
 
@@ -228,13 +253,104 @@ def test_a_charge_beyond_the_plan_is_named(run):
     found = problems(run)
     assert set(found) == {"within the plan"}
     assert "beyond the plan" in found["within the plan"][0]
+    assert "fewer than planned" in found["within the plan"][1]
+
+
+def test_a_second_ledger_of_the_run_is_named(run):
+    """An older copy, whose folder comes first, while the run went on in the other."""
+    path = journal_of(run)
+    records, _ = verify.read_journal(path)
+    (run / "AA").mkdir()
+    shutil.copy(path, run / "AA" / "ledger.jsonl")
+    path.write_bytes(rechained([*records, records[-1]]))
+    write_manifest(run)
+    assert "is there twice" in problems(run)["journal"][0]
+
+
+def forged(folder, change):
+    """Change what every list of events says, in the journal as well, and lower ε everywhere to what follows."""
+    path = journal_of(folder)
+    records, _ = verify.read_journal(path)
+    report = json.loads((folder / "privacy.json").read_text())
+    (data,) = report["events"]["datasets"]
+    charges = [record["charge"] for record in records if "charge" in record]
+    change(data, [charges, report["ledger"]["entries"], data["parts"][0]["events"]])
+    path.write_bytes(rechained(records))
+    report["ledger"]["head"] = verify.read_journal(path)[1]
+    epsilon = 1.00001 * verify.epsilon_of(data["parts"], data["inclusion"])
+    report["epsilon"] = report["epsilon_training_data"] = data["epsilon"] = epsilon
+    rewritten(folder, report, f"ε = {rounded_up(epsilon)}")
+    return epsilon
+
+
+def rewritten(folder, report, cost):
+    """Write another statement, in all texts alike."""
+    old, report["measures"] = report["statement"], []
+    report["statement"] = re.sub(r"ε = [\d.]+", cost, old, count=1)
+    for name in TEXTS:
+        text = (folder / name).read_text().replace(old, report["statement"])
+        (folder / name).write_text(re.sub(r"ε = [\d.]+", cost, text))
+    for name in ("nist_sp_800_226", "dp_deployments_registry"):
+        report[name] = {key: re.sub(r"ε = [\d.]+", cost, value) for key, value in report[name].items()}
+    (folder / "privacy.json").write_text(json.dumps(report, indent=2))
+    (folder / "result.json").write_text('{"epsilon": null}')
+    write_manifest(folder)
+
+
+def more_noise(data, lists):
+    for entries in lists:
+        for entry in entries:
+            entry["event"]["sigma"] *= 2
+
+
+def fewer_steps(data, lists):
+    for entries in lists:
+        entries[-1]["event"]["count"] -= 5
+
+
+def secret(data, lists):
+    data["inclusion"] = 0.3
+
+
+@pytest.mark.parametrize(
+    ("change", "check", "words"),
+    [
+        (more_noise, "within the plan", "fewer than planned"),
+        (fewer_steps, "within the plan", "fewer than planned"),
+        (secret, "belong together", "inclusion is 0.3, and 1.0 in its plan"),
+    ],
+)
+def test_a_cheaper_run_that_was_forged_alike_but_for_its_plan_is_named(run, change, check, words):
+    assert forged(run, change) < 2.9
+    found = problems(run)
+    assert set(found) == {check}, found
+    assert words in found[check][0]
+
+
+@pytest.mark.parametrize("where", ["charges", "events"])
+@pytest.mark.parametrize("count", [-5, 0, 0.5, True, float("nan")])
+def test_an_event_with_a_number_that_no_event_has_is_named(run, where, count):
+    path = journal_of(run)
+    records, _ = verify.read_journal(path)
+
+    def add(report):
+        more = json.loads(json.dumps(report["events"]["datasets"][0]["parts"][0]["events"][0]))
+        more["event"]["count"] = count
+        if where == "events":
+            report["events"]["datasets"][0]["parts"][0]["events"].append(more)
+        else:
+            path.write_bytes(rechained([*records, {"charge": {"dataset": "D", **more}}]))
+            report["ledger"]["head"] = verify.read_journal(path)[1]
+
+    change_statement(run, add)
+    assert "a number that no event has" in verify.verify(run)["verdict"]
 
 
 def test_a_ledger_of_another_plan_is_named(run):
     change_statement(run, lambda report: report["plan"].update(sigma=2 * report["plan"]["sigma"]))
-    assert problems(run) == {
-        "belong together": ["privacy.json: the plan is not the one that its ledger is bound to"],
-    }
+    found = problems(run)
+    assert found["belong together"] == ["privacy.json: the plan is not the one that its ledger is bound to"]
+    assert "fewer than planned" in found["within the plan"][0]
 
 
 # --- attacks on ε ---------------------------------------------------------------------------------------------------
@@ -250,7 +366,8 @@ def test_an_epsilon_rounded_down_is_named(run, key):
             old = report["statement"]
             report["statement"] = old.replace(rounded_up(report["epsilon"]), f"{low:.4f}")
             assert report["statement"] != old
-            (run / "privacy.md").write_text((run / "privacy.md").read_text().replace(old, report["statement"]))
+            for name in TEXTS:
+                (run / name).write_text((run / name).read_text().replace(old, report["statement"]))
         else:
             report[key] = low
 
@@ -263,6 +380,65 @@ def test_an_epsilon_rounded_down_is_named(run, key):
 def test_a_larger_delta_is_named(run):
     change_statement(run, lambda report: report["events"]["datasets"][0]["parts"][0].update(delta=1e-3))
     assert "δ of D" in problems(run)["epsilon"][0]
+
+
+def test_a_larger_delta_with_its_epsilon_and_the_old_one_in_the_sentence_is_named(run):
+    report = json.loads((run / "privacy.json").read_text())
+    data = report["events"]["datasets"][0]
+    report["delta"] = data["delta"] = data["parts"][0]["delta"] = 1e-3
+    epsilon = 1.00001 * verify.epsilon_of(data["parts"])
+    report["epsilon"] = report["epsilon_training_data"] = data["epsilon"] = epsilon
+    rewritten(run, report, f"ε = {rounded_up(epsilon)}")
+    found = problems(run)
+    assert found["belong together"] == ["privacy.json: δ is 0.001, and 1e-05 in its plan"]
+    assert "δ in the sentence = 1e-05" in found["epsilon"][0]
+
+
+def test_a_smaller_delta_in_the_sentence_is_named(run):
+    def less(report):
+        old = report["statement"]
+        report["statement"] = old.replace("δ = 1e-05", "δ = 1e-09")
+        for name in TEXTS:
+            (run / name).write_text((run / name).read_text().replace(old, report["statement"]))
+
+    change_statement(run, less)
+    assert "δ in the sentence = 1e-09" in problems(run)["epsilon"][0]
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_an_epsilon_rounded_down_in_a_text_is_named(run, name):
+    for pattern, words in (("ε = 2[.][0-9]+", "another statement"), ("ε = 2[.][0-9]+, δ = 1e-05[.;<]", f"ε in {name}")):
+        text = (run / name).read_text()
+        changed = re.sub(pattern, lambda found: found[0].replace("ε = 2.9", "ε = 0.9"), text)
+        if changed != text:
+            (run / name).write_text(changed)
+            write_manifest(run)
+            assert words in verify.verify(run)["verdict"]
+            (run / name).write_text(text)
+
+
+@pytest.mark.parametrize("name", ["nist_sp_800_226", "dp_deployments_registry", "result.json"])
+def test_an_epsilon_rounded_down_where_programs_read_it_is_named(run, name):
+    def lower(fields):
+        return {key: re.sub(r"ε = 2[.]\d+", "ε = 0.5000", str(value)) for key, value in fields.items()}
+
+    if name == "result.json":
+        result = json.loads((run / name).read_text())
+        (run / name).write_text(json.dumps({**result, "epsilon": 0.5}))
+    change_statement(run, lambda report: report.update({name: lower(report[name])} if name in report else {}))
+    assert set(problems(run)) == {"epsilon"}
+
+
+@pytest.mark.parametrize("key", ["epsilon", "delta", "epsilon_training_data"])
+def test_what_is_no_number_is_named(run, key):
+    change_statement(run, lambda report: report.update({key: math.nan}))
+    assert "nan" in problems(run)["epsilon"][0]
+
+
+@pytest.mark.parametrize(("key", "value"), [("unit", "owner"), ("units", 10**6)])
+def test_another_unit_than_the_plan_s_is_named(run, key, value):
+    change_statement(run, lambda report: report["events"]["datasets"][0].update({key: value}))
+    assert f"{value}, and " in problems(run)["belong together"][0]
 
 
 @pytest.mark.slow  # twelve seconds
@@ -281,6 +457,8 @@ def test_a_sentence_that_had_to_be_rounded_is_verified(tmp_path):
 
 def test_noise_from_the_seed_is_no_privacy(tmp_path):
     run_experiment(small(privacy={"reproducible_noise": True}), tmp_path / "run", progress=False)
+    assert "follows from the seed" in problems(tmp_path / "run")["nothing unpaid"][0]
+    change_statement(tmp_path / "run", lambda report: report.update(private=True))
     assert "follows from the seed" in problems(tmp_path / "run")["nothing unpaid"][0]
 
 
@@ -375,6 +553,61 @@ def test_an_account_that_holds_more_than_its_total_is_named(tmp_path, adaptive):
         entry["event"]["count"] *= 20
     account.path.write_bytes(rechained(records))
     assert "NOT VERIFIED: account.jsonl: 2 runs hold" in verify.verify(account.path)["verdict"]
+
+
+def with_records(path, change):
+    records, _ = verify.read_journal(path)
+    change(records)
+    path.write_bytes(rechained(records))
+    return verify.verify(path)["verdict"]
+
+
+@pytest.mark.parametrize("adaptive", [True, False])
+def test_an_account_that_forgets_is_named(tmp_path, adaptive):
+    """Charges that are known do not become fewer; where nothing is given back, reservations do not either."""
+    account = Account.open(tmp_path / "account.jsonl", 3.0, 1e-5, adaptive=adaptive)
+    assert verify.verify(account.path)["verified"]  # with no run at all
+    reserve(account, "one")
+    account.settle("one", [Entry("D", "training", PoissonGaussian(2.0, 0.1, 20))])
+    content = account.path.read_bytes()
+
+    def forget(records):
+        records.append({**records[-1], "entries": [], "charged": []})
+
+    def hold_less(records):
+        records.append({**records[-1], "entries": records[-1]["entries"][1:], "charged": records[-1]["charged"]})
+
+    for change in (forget, hold_less):
+        assert "forgets what run one has charged" in with_records(account.path, change)
+        account.path.write_bytes(content)
+    assert verify.verify(account.path)["verified"]
+
+
+def test_an_account_of_records_and_of_owners_is_named(tmp_path):
+    account = Account.open(tmp_path / "account.jsonl", 3.0, 1e-5)
+    for run in ("one", "two"):
+        reserve(account, run)
+    words = with_records(account.path, lambda records: records[1].update(unit="owner"))
+    assert "what records cost and what owners cost" in words
+
+
+@pytest.mark.parametrize("total", [math.nan, math.inf, -3.0])
+def test_an_account_without_a_total_is_named(tmp_path, total):
+    account = Account.open(tmp_path / "account.jsonl", 3.0, 1e-5)
+    reserve(account, "one", 2)
+    assert "NOT VERIFIED" in with_records(account.path, lambda records: records[0].update(epsilon=total))
+
+
+def test_an_account_with_a_negative_charge_is_named(tmp_path):
+    account = Account.open(tmp_path / "account.jsonl", 3.0, 1e-5)
+    reserve(account, "one")
+
+    def refund(records):
+        more = json.loads(json.dumps(records[1]["entries"][0]))
+        more["event"]["count"] = -19
+        records[1]["entries"].append(more)
+
+    assert "a number that no event has" in with_records(account.path, refund)
 
 
 def test_an_account_with_a_changed_byte_is_named(tmp_path):

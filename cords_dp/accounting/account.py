@@ -23,11 +23,13 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import secrets
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ from cords_dp.accounting.composition import epsilon_bound
 from cords_dp.accounting.events import Event, merge
 from cords_dp.accounting.journal import Journal, locked
 from cords_dp.accounting.ledger import Entry, Ledger
+from cords_dp.accounting.plan_costs import PlanCosts, Sides
 from cords_dp.accounting.renyi_filter import RenyiFilter
 from cords_dp.errors import AccountingError, BudgetExceededError
 from cords_dp.files import remove_stale, write_durably
@@ -117,7 +120,7 @@ class Account:
             held = holdings.get(run)
             if held is not None and held.split != split:
                 raise AccountingError(f"run {run} is in the account {self.path.name} with another split of the data")
-            if any(holding.unit != unit for holding in holdings.values()):
+            if holdings.units() - {unit}:
                 raise AccountingError(
                     f"the account {self.path.name} adds up what one {OWNER if unit == RECORD else RECORD} pays, and "
                     f"run {run} protects one {unit}: the two do not add up; give it an account of its own"
@@ -131,9 +134,8 @@ class Account:
                 journal.append(replace(held, date=_now(), state=RESERVED).to_dict())
         return Reservation(self, run)
 
-    def _admitted(self, holdings: dict[str, Holding], wanted: Holding) -> Holding:
-        after = {**holdings, wanted.run: wanted}
-        share = self.share_of(after)
+    def _admitted(self, holdings: Holdings, wanted: Holding) -> Holding:
+        share = self.share_of(holdings.with_run(wanted), remember=True)
         if share > 1 and not holdings:  # the first run's plan depends on nothing that was released
             wanted = replace(wanted, refundable=False)
             share = self.share_of({wanted.run: wanted})
@@ -166,7 +168,7 @@ class Account:
 
     # -- read -------------------------------------------------------------------------------------------
 
-    def holdings(self) -> dict[str, Holding]:
+    def holdings(self) -> Holdings:
         """Return what each run holds, by its name, in order of first reservation."""
         with _opened(self.path) as (_, _, holdings):
             return holdings
@@ -202,7 +204,7 @@ class Account:
         )
         return "\n".join([head, "", *lines, "", foot])
 
-    def _described(self, holdings: dict[str, Holding]) -> dict[str, Any]:
+    def _described(self, holdings: Holdings) -> dict[str, Any]:
         shares = self._shares(holdings)
         runs = [{**holding.to_dict(), "share_so_far": shares[run]} for run, holding in holdings.items()]
         share = self.share_of(holdings)
@@ -216,26 +218,39 @@ class Account:
             "runs": runs,
         }
 
-    def _shares(self, holdings: dict[str, Holding]) -> dict[str, float | None]:
+    def _shares(self, holdings: Holdings) -> dict[str, float | None]:
         """Return the share that was held with each run; None before the last of many, where it would take hours."""
         shares, seen = dict[str, float | None](), dict[str, Holding]()
         for run, holding in holdings.items():
             seen[run] = holding
-            last = len(seen) == len(holdings)
-            shares[run] = self.share_of(seen) if last or len(holdings) <= _MANY else None
+            if len(seen) == len(holdings):
+                shares[run] = self.share_of(holdings)
+            else:
+                shares[run] = self.share_of(seen) if len(holdings) <= _MANY else None
         return shares
 
-    def _epsilon(self, holdings: dict[str, Holding]) -> float:
+    def _epsilon(self, holdings: Mapping[str, Holding]) -> float:
         events = paid_events(holdings.values())
         return epsilon_bound(events, self.delta, "auto" if len(merge(events)) <= _MANY else "glance").epsilon
 
-    def share_of(self, holdings: dict[str, Holding]) -> float:
-        """Return the held share of the total: by the filter, or by numerical composition where that is a theorem."""
-        events = paid_events(holdings.values())
+    def share_of(self, holdings: Mapping[str, Holding], *, remember: bool = False) -> float:
+        """Return the held share of the total: by the filter, or by numerical composition where that is a theorem.
+
+        ``remember``: note beside the account what many plans cost, for the next time.
+        """
         fixed = len(holdings) == 1 and not any(holding.refundable for holding in holdings.values())
         if not self.adaptive or fixed:
-            return epsilon_bound(events, self.delta).epsilon / self.epsilon
-        return RenyiFilter(self.epsilon, self.delta).share(events)
+            return epsilon_bound(paid_events(holdings.values()), self.delta).epsilon / self.epsilon
+        room = RenyiFilter(self.epsilon, self.delta)
+        costs = PlanCosts(self.path, room.orders)
+        if isinstance(holdings, Holdings):
+            plans = holdings.plans()
+            known = costs.of({plan: partial(holdings.entries_of, run) for run, (_, plan) in plans.items()},
+                             remember=remember)  # fmt: skip
+            paid = [(split, known[plan]) for split, plan in plans.values()]
+        else:
+            paid = [(holding.split, costs.computed(holding.entries)) for holding in holdings.values()]
+        return room.share_of_sums(dict(zip(room.orders, _paid(paid, len(room.orders)), strict=True)))
 
     def _total(self) -> str:
         kind = "" if self.adaptive else ", plans fixed in advance"
@@ -320,40 +335,30 @@ def ledger_under(
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[Journal, dict[str, Any], dict[str, Holding]]]:
+def _opened(path: Path) -> Iterator[tuple[Journal, dict[str, Any], Holdings]]:
     """Open the journal, locked and read to its end: no other process can write before a decision is on record."""
     if not path.is_file():
         raise AccountingError(f"cannot read {path.name}: it is not there")
     with _THREADS, Journal.open(path, wait=_WAIT) as journal:
-        header, *records = journal.records(_Lines())
+        header, *records = journal.records(_line)
         if header.get("account") != _VERSION or not {"epsilon", "delta", "adaptive"} <= header.keys():
             raise AccountingError(f"cannot read {path.name}: it is no account of this version of cords_dp")
-        latest = {str(record.get("run")): record for record in records}  # the last word on each run
-        yield journal, header, {run: Holding.from_dict(record) for run, record in latest.items()}
+        yield journal, header, Holdings({str(record.get("run")): record for record in records})
 
 
-class _Lines:
-    """Reads the records of one account. Equal plans, as most of ten thousand runs have, are parsed once and are one
-    object, so that whoever adds them up can tell by identity."""
+_PLAN = "plan"  # of a record, the part that is parsed when somebody asks for it
 
-    def __init__(self) -> None:
-        self._plans: dict[bytes, dict[str, Any]] = {}
 
-    def __call__(self, body: bytes) -> dict[str, Any]:
-        head, comma, plan = body.partition(b',"entries":')  # within a string its quotes would be escaped
-        if not comma:
-            return dict(json.loads(body))
-        if plan not in self._plans:
-            fields = {"charged": [], **json.loads(b'{"entries":' + plan)}
-            self._plans[plan] = {**fields, **{key: _entries(fields[key]) for key in ("entries", "charged")}}
-        return {**json.loads(head + b"}"), **self._plans[plan]}
+def _line(body: bytes) -> dict[str, Any]:
+    """Read a record of an account, but for its plan."""
+    head, comma, plan = body.partition(b',"entries":')  # within a string its quotes would be escaped
+    return {**json.loads(head + b"}"), _PLAN: b'{"entries":' + plan} if comma else dict(json.loads(body))
 
 
 def _entries(listed: Any) -> tuple[Entry, ...]:
-    try:
-        return tuple(map(Entry.from_dict, listed))
-    except TypeError as error:
-        raise AccountingError(f"not a list of charges: {listed!r}") from error
+    if not isinstance(listed, list):
+        raise AccountingError(f"not a list of charges: {listed!r}")
+    return tuple(map(Entry.from_dict, listed))
 
 
 def _now() -> str:
@@ -382,24 +387,64 @@ class Holding:
 
     def to_dict(self) -> dict[str, Any]:
         lists = {name: [entry.to_dict() for entry in getattr(self, name)] for name in ("entries", "charged")}
-        data = {**self.__dict__, **lists}
+        rest = {name: value for name, value in self.__dict__.items() if name not in lists}
         if self.unit == RECORD:  # as accounts were written when there was no other unit
-            del data["unit"]
-        return data
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Holding:
-        """Return the holding of a record that `_Lines` has read."""
-        try:
-            if not all(isinstance(data[name], tuple) for name in ("entries", "charged")):
-                raise TypeError("no lists of charges")
-            return cls(**data)
-        except (KeyError, TypeError) as error:
-            raise AccountingError(f"not a holding of an account: {data!r}") from error
+            del rest["unit"]
+        return {**rest, **lists}  # `_line` leaves what follows "entries" for later
 
     def describe(self) -> str:
         """Return the events for people: "D: 40 × poisson_gaussian(sigma=2, rate=0.1)"."""
         return "; ".join(f"{entry.dataset}: {_describe_event(entry.event)}" for entry in self.entries)
+
+
+class Holdings(Mapping[str, Holding]):
+    """What each run of an account holds, by its name: the last word on it.
+
+    A plan is parsed when somebody asks for it, and equal plans, as most of ten thousand runs have, are one object, so
+    that whoever adds them up can tell by identity.
+    """
+
+    def __init__(self, records: Mapping[str, Mapping[str, Any]]):
+        self._records = dict(records)
+        self._plans = dict[bytes, dict[str, Any]]()
+        if odd := [record for record in self._records.values() if not {"run", "split", _PLAN} <= record.keys()]:
+            raise AccountingError(f"not a holding of an account: {odd[0]!r}")
+
+    def __getitem__(self, run: str) -> Holding:
+        record = dict(self._records[run])
+        try:
+            return Holding(**self._parsed(record.pop(_PLAN)), **record)
+        except (KeyError, TypeError) as error:
+            raise AccountingError(f"not a holding of an account: {self._records[run]!r}") from error
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._records)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def with_run(self, holding: Holding) -> Holdings:
+        """Return these, with another word on one run."""
+        body = json.dumps(holding.to_dict(), separators=(",", ":")).encode()
+        return Holdings({**self._records, holding.run: _line(body)})
+
+    def units(self) -> set[str]:
+        """Return whose contributions are hidden. An account of records does not mention it."""
+        units = {record.get("unit", RECORD) for record in self._records.values() if b'"unit":' not in record[_PLAN]}
+        return units | {self[run].unit for run, record in self._records.items() if b'"unit":' in record[_PLAN]}
+
+    def plans(self) -> dict[str, tuple[str, bytes]]:
+        """Return the split and the plan's JSON of each run."""
+        return {run: (record["split"], record[_PLAN]) for run, record in self._records.items()}
+
+    def entries_of(self, run: str) -> tuple[Entry, ...]:
+        return self[run].entries
+
+    def _parsed(self, plan: bytes) -> dict[str, Any]:
+        if plan not in self._plans:
+            fields = {"charged": [], **json.loads(plan)}
+            self._plans[plan] = {**fields, **{name: _entries(fields[name]) for name in ("entries", "charged")}}
+        return self._plans[plan]
 
 
 def larger(held: Sequence[Entry], wanted: Sequence[Entry]) -> tuple[Entry, ...]:
@@ -430,6 +475,22 @@ def paid_events(holdings: Iterable[Holding]) -> list[Event]:
         else:
             events.extend(event.with_count(len(runs) * event.count) for event in _worse_side(runs[0].entries))
     return events + [event for entries in splits.values() for event in _worse_side(entries)]
+
+
+def _paid(runs: Iterable[tuple[str, Sides]], orders: int) -> list[float]:
+    """Return the divergence that a record pays for at most, at each order: the sum over `paid_events`.
+
+    ``runs``: the split and the costs of each. The divergence of a choice is that of its dearest branch.
+    """
+    splits: dict[Any, dict[str, list[tuple[float, ...]]]] = {}
+    for number, (split, sides) in enumerate(runs):
+        for dataset, costs in sides.items():
+            splits.setdefault(split or number, {}).setdefault(dataset, []).append(costs)
+    total = [0.0] * orders
+    for by_dataset in splits.values():
+        for place in range(orders):
+            total[place] += max(math.fsum(costs[place] for costs in listed) for listed in by_dataset.values())
+    return total
 
 
 def _times(entry: Entry, number: int) -> Entry:

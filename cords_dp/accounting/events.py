@@ -99,6 +99,11 @@ def register_event(cls: type[E]) -> type[E]:
     return cls
 
 
+def registered_kinds() -> dict[str, type[Event]]:
+    """Return the registered kinds of events by name."""
+    return dict(_KINDS)
+
+
 def to_dict(event: Event) -> dict[str, Any]:
     if _KINDS.get(getattr(event, "kind", "")) is not type(event):
         raise AccountingError(f"{event!r} is not an event of a registered kind; see register_event")

@@ -9,7 +9,7 @@ filter in general; the tests hold an example.) Rényi divergences of a fixed ord
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cords_dp.accounting.events import Event
@@ -62,9 +62,12 @@ class RenyiFilter:
 
         A gauge without a guarantee: where runs may stop at any time, what holds is the filter's (ε, δ).
         """
-        if not events:
+        return self.share_of_sums({a: sum(event.count * event.rdp(float(a)) for event in events) for a in self.orders})
+
+    def share_of_sums(self, sums: Mapping[int, float]) -> float:
+        """Return the same, from the sum of all divergences at each order."""
+        if not any(sums.values()):
             return 0.0
-        sums = {a: sum(event.count * event.rdp(float(a)) for event in events) for a in self.orders}
         return min((sums[a] / budget for a, budget in self.budgets.items() if budget > 0), default=math.inf)
 
     def admits(self, events: Sequence[Event]) -> bool:

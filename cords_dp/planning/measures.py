@@ -19,6 +19,11 @@ _DELTAS = (1e-5, 1e-6)  # and 1/n², of each data set
 _SHOWN = (0.1, 0.01, 0.001, 0.0001)
 
 
+def rounded_up(epsilon: float) -> str:
+    """Write ε with four decimals, never less than it is: a sentence that claims less would be wrong."""
+    return f"{math.ceil(epsilon * 1e4 - 1e-6) / 1e4:.4f}" if math.isfinite(epsilon) else str(epsilon)
+
+
 def measures_of(plan: PrivacyPlan, datasets: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return ε at usual δ and the trade-off of every data set (`interchange.events_of` lists them).
 
@@ -84,7 +89,7 @@ def measure_lines(measures: Sequence[Mapping[str, Any]], *, brief: bool = False)
 
 def _words(row: Mapping[str, Any]) -> str:
     curve, known = row["trade_off"], [at for at in row["epsilon_at"] if at["epsilon"] is not None]
-    epsilons = ", ".join(f"ε = {at['epsilon']:.4f} at δ = {at['delta']:.3g}" for at in known)
+    epsilons = ", ".join(f"ε = {rounded_up(at['epsilon'])} at δ = {at['delta']:.3g}" for at in known)
     if curve["mu"] is None:
         return epsilons
     return f"Gaussian DP with μ = {curve['mu']:.4f} up to {curve['slack']:g} (regret {curve['regret']:.4f}); {epsilons}"
@@ -118,7 +123,7 @@ def registry_fields(report: Mapping[str, Any]) -> dict[str, str]:
         "dataset": str(data.get("name") or ""),
         "date": str(about.get("date") or ""),
         "flavor": f"approximate DP{known}",
-        "privacy loss": f"ε = {report['epsilon']:.4f}, δ = {report['delta']:.3g}",
+        "privacy loss": f"ε = {rounded_up(report['epsilon'])}, δ = {report['delta']:.3g}",
         "privacy unit": sets,
         "neighbouring relation": "zero-out (REPLACE_SPECIAL in dp-accounting); the number of units is public",
         "model": "central; those who train are trusted",

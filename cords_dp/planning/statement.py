@@ -14,7 +14,7 @@ from cords_dp.accounting.membership_risk import risk_of_bound
 from cords_dp.files import write_durably
 from cords_dp.planning.build import price_of_selection
 from cords_dp.planning.interchange import events_of
-from cords_dp.planning.measures import measure_lines, measures_of, registry_fields
+from cords_dp.planning.measures import measure_lines, measures_of, registry_fields, rounded_up
 from cords_dp.planning.plan import PrivacyPlan, before_amplification
 from cords_dp.planning.protection import protected, relation_words, unprotected
 from cords_dp.planning.schedule import TRAINING
@@ -213,11 +213,6 @@ def _guarantee(plan: PrivacyPlan, *, tested: bool = True) -> str:
     )
 
 
-def rounded_up(epsilon: float) -> str:
-    """Write ε with four decimals, never less than it is: a sentence that claims less would be wrong."""
-    return f"{math.ceil(epsilon * 1e4 - 1e-6) / 1e4:.4f}"
-
-
 def _not_covered(plan: PrivacyPlan, *, tested: bool) -> list[str]:
     left_out = {*(() if tested else (TEST_METRICS,)), *(() if plan.privacy.unit == "record" else (_SEVERAL_RECORDS,))}
     return [item for item in NOT_COVERED if item not in left_out]
@@ -287,7 +282,7 @@ def _evaluation_fields(plan: PrivacyPlan) -> dict[str, str]:
     """Answer what NIST's guidelines for evaluating differential privacy ask a claim to say."""
     cost = plan.cost()
     return {
-        "privacy parameters": f"ε = {cost.epsilon:.4f}, δ = {cost.delta:.3g}, per run",
+        "privacy parameters": f"ε = {rounded_up(cost.epsilon)}, δ = {cost.delta:.3g}, per run",
         "unit of privacy": "one owner with all of its records (user level)"
         if plan.privacy.unit == "owner"
         else "one record (event level); see below for people with several",

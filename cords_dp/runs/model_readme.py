@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from cords_dp.files import write_durably
+from cords_dp.planning.measures import rounded_up
 from cords_dp.planning.statement_page import about_rows
 from cords_dp.report.metrics import metric_numbers, metric_rows
 
@@ -40,6 +41,7 @@ def model_readme(name: str, card: Mapping[str, Any], result: Mapping[str, Any], 
     private = bool(report.get("private"))
     kind = "regression" if card["regression"] else "classification"
     statement = report.get("statement") or "This model was trained WITHOUT privacy: it may tell its training records."
+    cost = f"ε = {rounded_up(report['epsilon'])}, δ = {report['delta']:.3g}" if private else ""
     lines = [
         "---",
         yaml.safe_dump(_metadata(name, card, result, report), sort_keys=False, allow_unicode=True).strip(),
@@ -48,7 +50,7 @@ def model_readme(name: str, card: Mapping[str, Any], result: Mapping[str, Any], 
         f"# {name}",
         "",
         f"A model for {kind}, trained by {_LIBRARY} with the strategy {result['strategy']} on {result['dataset']}"
-        + (f", with differential privacy: ε = {report['epsilon']:.4f}, δ = {report['delta']:.3g}." if private else "."),
+        + (f", with differential privacy: {cost}." if cost else "."),
         "",
         "## Use",
         "",

@@ -39,6 +39,7 @@ PADDING, LOSSES, WANDB = (
 TRAINER, SEEDING = "training/test_trainer.py::", "noise/test_seeding.py::"
 MECHANISM, BAD_DATA = "planning/test_mechanism.py::", "faults/test_bad_data.py::"
 ACCOUNT, ACCOUNTS = "accounting/test_account.py::", "training/test_accounts.py::"
+COSTS = "accounting/test_plan_costs.py::"
 KILLERS, REPLAY = "mutants/test_killers.py::", "replay/test_replay.py::"
 PLAN, LEDGER, JOURNAL = "planning/test_plan.py::", "accounting/test_ledger.py::", "accounting/test_journal.py::"
 LABELS, NULL = "studies/test_labels.py::", "auditing/test_null.py::"
@@ -1116,6 +1117,31 @@ _ACCOUNTING = [
         ("    if len(sides) > 1:\n        return [BranchMaximum(", "    if False:\n        return [BranchMaximum("),
         KILLERS + "test_an_account_counts_the_side_that_costs_more",
     ),
+    _mutant(
+        "filter-forgets-v", "of runs that read D and V the filter of an account counts the cheaper side",
+        ("total[place] += max(math.fsum", "total[place] += min(math.fsum"),
+        KILLERS + "test_an_account_counts_the_side_that_costs_more",
+    ),
+    _mutant(
+        "filter-one-split", "runs whose splits are unknown are added up as if they had one",
+        ("splits.setdefault(split or number, {})", "splits.setdefault(split, {})"),
+        COSTS + "test_what_is_remembered_is_what_the_events_cost",
+    ),
+    _mutant(
+        "costs-not-checked", "what is remembered of the costs of plans is believed without a sample",
+        ("_CHECKED = 16 ", "_CHECKED = 0 "),
+        COSTS + "test_lower_costs_under_a_digest_that_fits_are_noticed",
+    ),
+    _mutant(
+        "costs-of-any-code", "costs of plans that other code has computed are believed",
+        ('if content.pop("bound_to") == self._bound_to:', 'if content.pop("bound_to"):'),
+        COSTS + "test_what_other_code_or_another_total_has_written_is_computed_anew",
+    ),
+    _mutant(
+        "costs-of-any-kind", "costs of events whose code is not ours are remembered",
+        (" or _is_ours(plan)}", " or True}"),
+        COSTS + "test_costs_of_events_that_others_registered_are_not_remembered",
+    ),
 ]  # fmt: skip
 
 _LEAKS = [
@@ -1598,6 +1624,43 @@ _VERIFY = [
         VERIFY + "test_a_swapped_model_is_named",
     ),
     _mutant(
+        "verify-any-lock", "verify takes every lock for an empty one",
+        ('if f.is_file() and (f.suffix != ".lock" or f.stat().st_size))', 'if f.is_file() and f.suffix != ".lock")'),
+        VERIFY + "test_only_an_empty_lock_is_no_file_of_the_run",
+    ),
+    _mutant(
+        "verify-any-schedule", "verify does not derive the events of steps from the plan",
+        ("_counts(self.planned()) - listed", "_counts([])"),
+        VERIFY + "test_a_cheaper_run_that_was_forged_alike_but_for_its_plan_is_named[more_noise-"
+        "within the plan-fewer than planned]",
+    ),
+    _mutant(
+        "verify-any-facts", "verify does not compare unit, sizes and inclusion with the plan",
+        ("in its plan\": x == y for", "in its plan\": True for"),
+        VERIFY + "test_another_unit_than_the_plan_s_is_named[units-1000000]",
+    ),
+    _mutant(
+        "verify-one-text", "verify reads the statement of privacy.json alone",
+        ('makes another statement than privacy.json"] = report["statement"] in text',
+         'makes another statement than privacy.json"] = True'),
+        VERIFY + "test_an_epsilon_rounded_down_in_a_text_is_named[README.md]",
+    ),
+    _mutant(
+        "verify-nan", "for verify what is no number is large enough",
+        ("if not x >= y * (1 - SLACK)", "if x < y * (1 - SLACK)"),
+        VERIFY + "test_what_is_no_number_is_named[epsilon]",
+    ),
+    _mutant(
+        "verify-negative", "verify adds up negative uses",
+        ("    if odd := re.search(", "    if odd := \"\" and re.search("),
+        VERIFY + "test_an_event_with_a_number_that_no_event_has_is_named[-5-charges]",
+    ),
+    _mutant(
+        "verify-account-forgets", "verify believes an account's last line, whatever the lines before it said",
+        ('if _counts(last.get("charged", [])) - _counts(charged) or kept', "if kept"),
+        VERIFY + "test_an_account_that_forgets_is_named[True]",
+    ),
+    _mutant(
         "mu-up-to-a-thousandth", "μ of Gaussian DP leaves out a thousandth of δ",
         ("deltas[start:] - SLACK", "deltas[start:] - 1e-3"),
         "accounting/test_trade_off.py::test_the_gaussian_mechanism_has_its_own_mu_and_no_regret[1.0-1]",
@@ -1667,7 +1730,7 @@ _OWNERS = [
     ),
     _mutant(
         "mixed-account", "an account adds up the ε of people and the ε of records",
-        ("if any(holding.unit != unit for holding in holdings.values()):", "if run in ():"),
+        ("            if holdings.units() - {unit}:\n", "            if run in ():\n"),
         OWNERS + "test_an_account_of_people_and_one_of_records_do_not_add_up",
     ),
 ]  # fmt: skip

@@ -404,6 +404,7 @@ def test_an_account_counts_the_side_that_costs_more(tmp_path):
     little, much = gaussian(200.0), gaussian(12.0, 3)
     account.reserve("a", [Entry("D", "training", little), Entry("V", "validation", much)], split="s")
     assert account.share() >= RenyiFilter(2.0, 1e-5).share([much])
+    assert account.epsilon_so_far() >= 0.99 * epsilon_bound([much], 1e-5).epsilon  # of two accountants
 
 
 # --- what is shown ---------------------------------------------------------------------------------------------------
