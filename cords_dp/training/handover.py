@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from cords_dp.training.trainer import TrainClassifier
 
 _WRITTEN = (*STATEMENT, MODEL_CARD)
-# What else `experiments.run` releases into a run's own folder. Beside a script's log, model.pt is a checkpoint.
+# What else `runs.run` releases into a run's own folder. Beside a script's log, model.pt is a checkpoint.
 _OF_A_RUN = ("model.pt", "subset.json", "about.json", "result.json", "files.json")
 
 
@@ -46,7 +46,8 @@ def hand_over(trainer: TrainClassifier, folders: Sequence[Path]) -> None:
                 trainer.plan, trainer.ledger, unused_keys=run.unused, about=about, tested=run.test == PUBLIC
             )
             write_statement(folder, report)
-        write_durably(folder / MODEL_CARD, model_card(trainer).to_json())
+        if trainer.builds_configured_model:  # else nothing here could build it again
+            write_durably(folder / MODEL_CARD, model_card(trainer).to_json())
 
 
 def withdraw(folders: Sequence[Path], names: Sequence[str] = _WRITTEN) -> None:

@@ -31,6 +31,7 @@ from cords_dp.config import load_config, thawed_copy
 from cords_dp.data.record_set import Splits
 from cords_dp.data.sources.base import Facts
 from cords_dp.errors import BudgetExceededError
+from cords_dp.models.private import make_private_ready
 from cords_dp.planning import Cost, PrivacyPlan
 from cords_dp.processes import World, current_world, threads_for_steps
 from cords_dp.training.checkpoint import (
@@ -125,6 +126,20 @@ class TrainClassifier(cords.TrainClassifier):
         self._remarks += replaced
         return model
 
+    @property
+    def builds_configured_model(self) -> bool:
+        """Whether the model is the config's, or that of a script which overrides `create_model`, as in CORDS."""
+        return type(self).create_model is TrainClassifier.create_model
+
+    def _build(self, *facts: Any) -> nn.Module:
+        if self.builds_configured_model:
+            return self.create_model(*facts)
+        model = self.create_model()  # CORDS' takes nothing
+        if self.run.strategy.private:
+            model, replaced = make_private_ready(model)
+            self._remarks += [f"{type(model).__name__}: replaced {what}." for what in replaced]
+        return model.to(self.run.device)
+
     def loss_function(self) -> tuple[nn.Module, nn.Module]:
         """Return the mean loss and the losses of single records."""
         return loss_functions(self.run)
@@ -170,7 +185,7 @@ class TrainClassifier(cords.TrainClassifier):
     def _prepared(self, run: Run, given: Splits | None, owners: Any) -> Prepared:
         """Take over run, plan and model as they will be used."""
         self.run = run  # for `create_model`
-        prepared = prepare(run, self.create_model, self.world, given, owners)
+        prepared = prepare(run, self._build, self.world, given, owners)
         self.run, self.plan, self.model, self.record = prepared.run, prepared.plan, prepared.model, prepared.record
         self._remarks += prepared.remarks
         return prepared

@@ -135,6 +135,24 @@ def test_batch_norm_becomes_group_norm_and_the_user_is_told(make_config, capsys)
     assert "BatchNorm layers by GroupNorm" in capsys.readouterr().out
 
 
+def test_a_script_may_build_its_own_model_as_in_cords(make_config, tmp_path, capsys):
+    class Mine(TrainClassifier):
+        def create_model(self):
+            return torch.nn.Sequential(
+                torch.nn.Conv2d(3, 8, 5, stride=4),
+                torch.nn.BatchNorm2d(8),
+                torch.nn.Flatten(),
+                torch.nn.Linear(392, 10),
+            )
+
+    trainer = Mine(make_config("RandomDP", dataloader={"batch_size": 4}, train_args={"num_epochs": 1}))
+    trainer.train(**synthetic_images())
+    assert [type(layer).__name__ for layer in trainer.model] == ["Conv2d", "GroupNorm", "Flatten", "Linear"]
+    assert "Sequential: replaced 1 BatchNorm layer" in capsys.readouterr().out
+    assert list(tmp_path.rglob("privacy.json"))
+    assert not list(tmp_path.rglob("model.json"))  # nothing could build it again
+
+
 def synthetic_images(n=16):
     generator = torch.Generator().manual_seed(0)
 
