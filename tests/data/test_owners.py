@@ -207,5 +207,22 @@ def test_folders_have_a_rule_for_owners(tmp_path, rule):
     data = find_source("folder").build(section, np.random.default_rng(0))
     whose = [file.parent.name for file in data.train.store.files]
     check_whole(data, whose)
-    with pytest.raises(ConfigError, match="regular expression"):
-        find_source("folder").check({**section, "owner": "("}, private=True)
+    for wrong in ("(", "class/(", "class/"):
+        with pytest.raises(ConfigError, match="regular expression"):
+            find_source("folder").check({**section, "owner": wrong}, private=True)
+
+
+@pytest.mark.parametrize("rule", ["class/parent", r"class/^(\w+)/"])
+def test_names_may_count_anew_in_each_class(tmp_path, rule):
+    """As where every class numbers its objects from 1 on."""
+    Image = pytest.importorskip("PIL.Image")
+    for number in range(10):
+        for kind in ("cat", "dog"):
+            folder = tmp_path / "pictures" / kind / f"object{number}"
+            folder.mkdir(parents=True)
+            for picture in range(3):
+                Image.new("RGB", (8, 8), (number, picture, 0)).save(folder / f"{picture}.png")
+    section = {"name": "folder", "path": str(tmp_path / "pictures"), "size": 8, "owner": rule}
+    data = find_source("folder").build(section, np.random.default_rng(0))
+    assert sum(part.units for part in data[:3]) == 20
+    check_whole(data, ["/".join(file.parts[-3:-1]) for file in data.train.store.files])

@@ -27,13 +27,13 @@ from cords_dp.data.sources.base import (
     IMAGE_KEYS,
     NO_CLASS,
     OWN_SPLIT_KEYS,
-    OWNER,
     PATH,
     Facts,
     Source,
     check_split,
     declared_classes,
     label_numbers,
+    owner_key,
     pixel_constants,
     split_rows,
     split_store,
@@ -110,7 +110,7 @@ class ArraySource(Source):
         "path": PATH,
         "labels": Key(path, None, "the file of y, where `path` holds x alone"),
         "classes": CLASSES,
-        "owner": OWNER,
+        "owner": owner_key("A .npy file of names or numbers beside the records, one for each"),
     }
 
     def check(self, section: Mapping[str, Any], *, private: bool) -> None:

@@ -386,14 +386,14 @@ IMAGE_KEYS: dict[str, Key] = {
     "std": Key(partial(list_of, check=partial(number, low=0, high=10)), None, _CONSTANTS),
 }
 PATH = Key(path, None, "the file or folder")
-OWNER = Key(
-    text,
-    None,
-    "whose each record is, where one person has several: the unit of privacy is then the person, and sets are made of "
-    "whole people. A record without a name is a person's only one. Of a table, texts and a Hugging Face set a column; "
-    "of arrays and embeddings an array beside them; of a folder `parent` (the folder that a file lies in), or a "
-    "regular expression whose first group, or else whole match, in a file's path below its class is the name",
-)
+
+
+def owner_key(where: str) -> Key:
+    """Return the key `owner` of a source; ``where`` says what in its files it names."""
+    unit = "the unit of privacy is then the person, and sets are made of whole people. A record without a name is a"
+    return Key(text, None, f"whose each record is, where one person has several: {unit} person's only one. {where}")
+
+
 CLASSES = Key(class_names, None, "names of the classes, in the order of the labels, or how many there are")
 TARGET = Key(text, None, "the column to predict")
 TEXT = Key(text, None, "the column of texts")

@@ -30,12 +30,12 @@ from cords_dp.data.sources.base import (
     IMAGE_KEYS,
     NO_CLASS,
     OWN_SPLIT_KEYS,
-    OWNER,
     PATH,
     Facts,
     Source,
     check_split,
     class_names,
+    owner_key,
     pixel_constants,
     refuse_empty,
     split_store,
@@ -78,19 +78,39 @@ class ImageFiles(LabelledStore):
 
 
 OwnerRule = Callable[[Sequence[str]], str | None]
+_WITHIN_CLASS = "class/"
+_OWNER_RULES = (
+    "`parent`, the folder below its class that a file lies in, or a regular expression, whose first group, or else "
+    "whole match, in a file's path below its class is the name. With `class/` before either, names count anew in each "
+    "class: objects that are numbered from 1 in every class are then different ones"
+)
 
 
 def _owner_rule(section: Mapping[str, Any]) -> OwnerRule | None:
-    """Return how the path of a file below its class tells whose it is; None where records have no owners."""
+    """Return how a file's path from its class on tells whose it is; None where records have no owners."""
     rule = section.get("owner")
     if rule is None:
         return None
+    below = _rule_below_class(rule.removeprefix(_WITHIN_CLASS), rule)
+    if not rule.startswith(_WITHIN_CLASS):
+        return lambda parts: below(parts[1:])
+
+    def named(parts: Sequence[str]) -> str | None:
+        name = below(parts[1:])
+        return None if name is None else f"{parts[0]}/{name}"
+
+    return named
+
+
+def _rule_below_class(rule: str, given: str) -> OwnerRule:
     if rule == "parent":
         return lambda parts: "/".join(parts[:-1]) or None
+    if not rule:
+        raise ConfigError("dataset.owner", given, "needs 'parent' or a regular expression after the slash")
     try:
         pattern = re.compile(rule)
     except re.error as error:
-        raise ConfigError("dataset.owner", rule, f"is neither 'parent' nor a regular expression: {error}") from error
+        raise ConfigError("dataset.owner", given, f"is neither 'parent' nor a regular expression: {error}") from error
 
     def named(parts: Sequence[str]) -> str | None:
         found = pattern.search("/".join(parts))
@@ -108,7 +128,7 @@ def _names(section: Mapping[str, Any], layout: _Layout) -> list[list[str | None]
     def names(folder: Path | None) -> list[str | None]:
         if folder is None:
             return []
-        return [rule(file.relative_to(folder).parts[1:]) for file in _labelled(folder, layout.classes)[0]]
+        return [rule(file.relative_to(folder).parts) for file in _labelled(folder, layout.classes)[0]]
 
     return [names(folder) for folder in (layout.train, *layout.own.values())]
 
@@ -117,7 +137,7 @@ class FolderSource(Source):
     """Images in folders."""
 
     name = "folder"
-    keys = {**OWN_SPLIT_KEYS, **IMAGE_KEYS, "path": PATH, "classes": CLASSES, "owner": OWNER}
+    keys = {**OWN_SPLIT_KEYS, **IMAGE_KEYS, "path": PATH, "classes": CLASSES, "owner": owner_key(_OWNER_RULES)}
 
     def check(self, section: Mapping[str, Any], *, private: bool) -> None:
         self.facts(section)

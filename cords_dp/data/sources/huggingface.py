@@ -26,7 +26,6 @@ from cords_dp.data.sources.base import (
     MAX_LENGTH,
     NO_CLASS,
     OWN_SPLIT_KEYS,
-    OWNER,
     PATH,
     TARGET,
     TEXT,
@@ -35,6 +34,7 @@ from cords_dp.data.sources.base import (
     check_split,
     declared_classes,
     label_numbers,
+    owner_key,
     pixel_constants,
     refuse_empty,
     refuse_used_column,
@@ -121,7 +121,7 @@ class HubSource(Source):
         "target": TARGET,
         "classes": CLASSES,
         "max_length": MAX_LENGTH,
-        "owner": OWNER,
+        "owner": owner_key("A column"),
     }
 
     def check(self, section: Mapping[str, Any], *, private: bool) -> None:

@@ -31,7 +31,6 @@ from cords_dp.data.sources.base import (
     MAX_LENGTH,
     NO_CLASS,
     OWN_SPLIT_KEYS,
-    OWNER,
     PATH,
     TARGET,
     TEXT,
@@ -40,6 +39,7 @@ from cords_dp.data.sources.base import (
     check_split,
     declared_classes,
     label_numbers,
+    owner_key,
     refuse_empty,
     refuse_used_column,
     split_store,
@@ -96,7 +96,7 @@ class TextSource(Source):
         "target": TARGET,
         "classes": CLASSES,
         "max_length": MAX_LENGTH,
-        "owner": OWNER,
+        "owner": owner_key("A column"),
     }
 
     def check(self, section: Mapping[str, Any], *, private: bool) -> None:

@@ -14,12 +14,12 @@ import numpy as np
 from cords_dp.config.values import Key, folder, one_of, path, text, whole
 from cords_dp.data.record_set import RecordSet, Share, Splits, read_part
 from cords_dp.data.sources.base import (
-    OWNER,
     SPLIT_KEYS,
     Facts,
     Rows,
     Source,
     check_split,
+    owner_key,
     split_rows,
     split_store,
     tested_records,
@@ -51,7 +51,7 @@ class TableSource(Source):
     name: ClassVar[str] = "table"
     keys: ClassVar[Mapping[str, Key]] = {
         **SPLIT_KEYS,
-        "owner": OWNER,
+        "owner": owner_key("A column, which is neither learned from nor predicted"),
         "path": Key(path, None, "the file"),
         "target": Key(text, None, "the column to predict"),
         "schema": Key(_schema, None, "a YAML file or a dict"),
