@@ -53,7 +53,7 @@ from cords_dp.training.resolve import resolve
 _LABELS_READ = "the set of labels, which was read from y and is taken to be public (classes=[...] declares it instead)"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Privacy:
     """What a fit has cost and for what. Public values only.
 
@@ -68,6 +68,12 @@ class Privacy:
     unused_keys: tuple[str, ...] = ()
     labels_read: bool = False
     about: Mapping[str, Any] | None = None
+
+    def __repr__(self) -> str:
+        unit = "person" if self.plan.privacy.unit == "owner" else "record"
+        if self.plan.noiseless:
+            return "Privacy(none: epsilon=None)"
+        return f"Privacy(ε = {self.epsilon:.4g}, δ = {self.delta:.3g} for each {unit}; print .statement for the rest)"
 
     @cached_property
     def spent(self) -> Cost:

@@ -34,6 +34,7 @@ class Repeated:
     epsilon: float
     delta: float
     mixed: bool = False  # some fits protect a record and some an owner: ε and δ of the two do not add up
+    mostly: bool = True  # most rows were read before; else the few may be other people's that have the same values
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,8 @@ def tally(digests: np.ndarray, epsilon: float, delta: float, unit: str = "record
         deltas[shared] += earlier.delta
         told = max(told, earlier.told) if shared.any() else told
         mixed |= bool(shared.any()) and earlier.unit != unit
-    result = Repeated(int(fits.max(initial=1)), float(epsilons.max(initial=0)), float(deltas.max(initial=0)), mixed)
+    worst = (int(fits.max(initial=1)), float(epsilons.max(initial=0)), float(deltas.max(initial=0)))
+    result = Repeated(*worst, mixed, mostly=bool(2 * (fits > 1).sum() >= len(own)))
     again = result.fits >= 2 * told
     _fits.append(_Fit(own, epsilon, delta, unit, result.fits if again else told))
     if again:
@@ -94,8 +96,11 @@ def _words(found: Repeated) -> str:
     if found.mixed:
         total = f"{total}, if all of it were one unit's: some fits protect a record and some an owner"
     why = "" if math.isfinite(found.epsilon) else ", since one of them was not private"
+    same = "the same records were"
+    if not found.mostly:
+        same = "some rows equal rows of earlier fits; if they are the same people's, these were"
     return (
-        f"the same records were fitted {found.fits} times in this process, which adds up to {total}{why}: a repeated "
+        f"{same} read {found.fits} times in this process, which adds up to {total}{why}: a repeated "
         "fit, cross-validation or a search spends ε each time. PrivateTuning tries settings within one budget; "
         "account=FILE keeps the total and refuses what exceeds it. (Said again when the number doubles.)"
     )

@@ -50,16 +50,33 @@ def test_a_first_fit_says_nothing_and_a_second_what_both_add_up_to():
         warnings.simplefilter("error")
         assert estimator().fit(X, y).privacy_.repeated is None
         assert estimator().fit(*made_up(seed=1)).privacy_.repeated is None  # other records
-    with pytest.warns(PrivacyWarning, match=r"fitted 2 times .* ε = 3 at δ = 2e-05"):
+    with pytest.warns(PrivacyWarning, match=r"read 2 times .* ε = 3 at δ = 2e-05"):
         again = estimator(2.0).fit(X, y).privacy_.repeated
     assert (again.fits, again.epsilon) == (2, 3.0)
+
+
+def test_a_few_equal_rows_may_be_other_people_s():
+    X, y = made_up()
+    more, labels = made_up(seed=1)
+    more[:10], labels[:10] = X[:10], y[:10]
+    estimator().fit(X, y)
+    with pytest.warns(
+        PrivacyWarning, match=r"^some rows equal rows of earlier fits; if they are the same people's, these"
+    ):
+        assert not estimator().fit(more, labels).privacy_.repeated.mostly
+
+
+def test_what_a_fit_cost_is_shown_in_a_line():
+    X, y = made_up()
+    assert repr(estimator().fit(X, y).privacy_).startswith("Privacy(ε = 0.99")
+    assert repr(estimator(None).fit(X, y).privacy_) == "Privacy(none: epsilon=None)"
 
 
 def test_in_cross_validation_a_record_pays_for_the_folds_that_train_on_it():
     X, y = made_up()
     with pytest.warns(PrivacyWarning) as told:
         cross_val_score(estimator(), X, y, cv=5)
-    assert len([w for w in told if "fitted" in str(w.message)]) == 2  # at two and at four
+    assert len([w for w in told if "adds up" in str(w.message)]) == 2  # at two and at four
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         last = estimator().fit(X, y).privacy_.repeated

@@ -41,7 +41,7 @@ def test_a_tuning_of_vectors_keeps_one_model_within_one_budget(tmp_path, capfd):
     assert tuned.score(X, y) > 0.8
     assert list((tmp_path / "temporary").glob("cords_dp*")) == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["temporary"]
-    with pytest.warns(UserWarning, match="fitted 2 times"):
+    with pytest.warns(UserWarning, match="read 2 times"):
         quick(1.0, data_norm=5.0, classes=[0, 1], num_epochs=1).fit(X, y)
 
 
