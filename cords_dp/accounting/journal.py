@@ -54,7 +54,7 @@ class Journal:
     @classmethod
     def create(cls, path: Path, header: dict[str, Any], *, wait: float = 0.0) -> Journal:
         """Create a journal whose first record is ``header``. A file that is there already belongs to another run."""
-        lock = locked(path, wait)
+        lock = _lock(path, wait)
         try:
             if path.exists():
                 raise AccountingError(f"another run writes to {path.name} in the same folder; use separate folders")
@@ -74,7 +74,7 @@ class Journal:
     @classmethod
     def open(cls, path: Path, *, wait: float = 0.0) -> Journal:
         """Open the journal at ``path``. Read `records` to the end before you append."""
-        lock = locked(path, wait)
+        lock = _lock(path, wait)
         try:
             return cls(path, os.open(path, os.O_RDWR), lock)
         except OSError as error:
@@ -211,7 +211,17 @@ def _write_whole(descriptor: int, content: bytes, offset: int) -> None:
         content, offset = content[written:], offset + written
 
 
-def locked(path: Path, wait: float) -> FileLock:
+@contextlib.contextmanager
+def locked(path: Path, wait: float = 0.0) -> Iterator[None]:
+    """Keep other processes from writing the file meanwhile; wait at most so many seconds for one that does."""
+    lock = _lock(path, wait)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _lock(path: Path, wait: float) -> FileLock:
     """Lock this journal for this process. Journals of one process share the lock: `append` tells them apart."""
     lock = FileLock(path.with_name(path.name + ".lock"), is_singleton=True, thread_local=False)
     try:

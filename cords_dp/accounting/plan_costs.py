@@ -16,8 +16,8 @@ import contextlib
 import hashlib
 import json
 import math
-import random
 import re
+import secrets
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -46,7 +46,7 @@ class PlanCosts:
         keys = {plan: hashlib.sha256(plan).hexdigest()[:32] for plan in plans}
         known = self._read() if len(plans) >= _NEW else {}
         found = [plan for plan in plans if keys[plan] in known]
-        for plan in random.sample(found, min(_CHECKED, len(found))):
+        for plan in secrets.SystemRandom().sample(found, min(_CHECKED, len(found))):
             if not _same(known[keys[plan]], self.computed(plans[plan]())):
                 known = {}
                 break

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from cords_dp.accounting import TRAINING_DATA, Ledger, Reservation, epsilon_bound, ledger_under
+from cords_dp.accounting.journal import locked
 from cords_dp.errors import AccountingError, CordsDPError
 from cords_dp.files import remove_stale, write_durably
 from cords_dp.models.losses import CHECKPOINT_CLASSES
@@ -69,12 +70,13 @@ def open_ledger(
     path = ledger_path(checkpoint)
     if path.parent.is_dir():
         remove_stale(path.parent)  # an attempt that was killed in its first write has left no ledger, but its beginning
-    if not resume:
-        # Another run's releases stay on record, and its weights must not be continued under this ledger.
-        _set_aside(path, checkpoint)
-    return ledger_under(
-        reservation, path, plan.entries(), fingerprint=plan.fingerprint, binding=binding, name=name, resume=resume
-    )
+    with locked(path):  # a ledger that another process writes is not moved away from it
+        if not resume:
+            # Another run's releases stay on record, and its weights must not be continued under this ledger.
+            _set_aside(path, checkpoint)
+        return ledger_under(
+            reservation, path, plan.entries(), fingerprint=plan.fingerprint, binding=binding, name=name, resume=resume
+        )
 
 
 def refuse_foreign(state: Mapping[str, Any], ledger: Ledger) -> None:

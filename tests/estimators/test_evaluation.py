@@ -131,9 +131,10 @@ def test_a_regression_needs_a_public_range():
     y = np.clip(50 + 10 * X[:, 0], 0, 100)
     config = {"privacy": {"accountant": "rdp"}}
     model = PrivateRegressor(8.0, data_norm=4.0, target_range=(0, 100), num_epochs=8, config=config).fit(X, y)
-    found = model.evaluate(X, y, epsilon=8.0)
     exact = np.abs(model.predict(X) - y).mean()
-    assert found.metrics["mae"]["low"] <= exact <= found.metrics["mae"]["high"]
+    found = [model.evaluate(X, y, epsilon=8.0).metrics["mae"] for _ in range(10)]
+    held = sum(mae["low"] <= exact <= mae["high"] for mae in found)
+    assert held >= 6  # of intervals of 95 %: fewer in 1 of 15,000 suites
     without = PrivateRegressor(8.0, data_norm=4.0, num_epochs=2, config=config).fit(X, y / 100)
     with pytest.raises(ConfigError, match="target_range"):
         without.evaluate(X, y / 100)

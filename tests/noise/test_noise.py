@@ -213,9 +213,8 @@ PUBLIC = {
     "auditing/transcripts.py": {"np.random.default_rng"},  # noise that an audit freezes
     "training/step.py": {"torch.randint("},  # views, from the generator that is passed in
     "evaluation/released.py": {"np.random.default_rng"},  # intervals: made-up noise on released values
-    "estimators/estimator.py": {  # scikit-learn's random_state; the global generators are put back as they were
-        "np.random.RandomState", "np.random.get_state", "np.random.set_state",
-    },
+    "estimators/fitting.py": {"np.random.get_state", "np.random.set_state"},  # global ones are put back as they were
+    "estimators/parameters.py": {"np.random.RandomState"},  # scikit-learn's random_state
     "estimators/repeats.py": {"np.random.PCG64DXSM"},  # keys of a hash in memory, from a secret of the process
     "models/build.py": {"torch.manual_seed("},  # initial weights, from the public seed
     "models/features.py": {"torch.Generator(", "torch.randn("},  # made-up records: do rows depend on each other?
@@ -228,7 +227,7 @@ PUBLIC = {
     "report/budget_page.py": {"np.random.default_rng"},  # places at which a public grid is checked
     "selection/last_layer.py": {"torch.Generator(", "torch.randn("},  # a public projection, the same for everyone
     "training/gradients/choose.py": {"torch.Generator(", "torch.randn("},  # more made-up inputs
-    "training/session.py": {"torch.Generator(", "torch.randn(", "torch.randint("},  # made-up inputs: choice of a mode
+    "training/engine.py": {"torch.Generator(", "torch.randn(", "torch.randint("},  # made-up inputs: choice of a mode
 }  # fmt: skip
 
 
