@@ -90,6 +90,8 @@ def measure_lines(measures: Sequence[Mapping[str, Any]], *, brief: bool = False)
 def _words(row: Mapping[str, Any]) -> str:
     curve, known = row["trade_off"], [at for at in row["epsilon_at"] if at["epsilon"] is not None]
     epsilons = ", ".join(f"ε = {rounded_up(at['epsilon'])} at δ = {at['delta']:.3g}" for at in known)
+    if any(at["epsilon"] < known[0]["epsilon"] for at in known if at["delta"] < known[0]["delta"]):
+        epsilons += " (the smaller δ composed jointly, the first as the plan has it)"
     if curve["mu"] is None:
         return epsilons
     return f"Gaussian DP with μ = {curve['mu']:.4f} up to {curve['slack']:g} (regret {curve['regret']:.4f}); {epsilons}"
