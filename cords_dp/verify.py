@@ -56,8 +56,8 @@ def epsilon_of(parts: list[Fields], inclusion: float = 1.0) -> float:
 
 
 def _jointly(data: Fields) -> float:
-    whole: Fields = {key: sum((p[key] for p in data["parts"]), start) for key, start in (("delta", 0.0), ("events", []))}
-    return epsilon_of([whole], data["inclusion"])
+    events, deltas = sum((p["events"] for p in data["parts"]), []), sum(p["delta"] for p in data["parts"])
+    return epsilon_of([{"events": events, "delta": deltas}], data["inclusion"])
 
 
 def _events(entries: list[Fields]) -> list[Fields]:
