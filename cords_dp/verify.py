@@ -56,8 +56,8 @@ def epsilon_of(parts: list[Fields], inclusion: float = 1.0) -> float:
 
 
 def _jointly(data: Fields) -> float:
-    events, deltas = sum((p["events"] for p in data["parts"]), []), sum(p["delta"] for p in data["parts"])
-    return epsilon_of([{"events": events, "delta": deltas}], data["inclusion"])
+    events = [event for part in data["parts"] for event in part["events"]]
+    return epsilon_of([{"events": events, "delta": sum(p["delta"] for p in data["parts"])}], data["inclusion"])
 
 
 def _events(entries: list[Fields]) -> list[Fields]:
