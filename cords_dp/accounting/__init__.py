@@ -14,11 +14,11 @@ from cords_dp.accounting.composition import (
 from cords_dp.accounting.events import Event, register_event
 from cords_dp.accounting.group import GROUP_SIZES, MOST_USEFUL, group_epsilons
 from cords_dp.accounting.ledger import TEST_DATA, TRAINING_DATA, VALIDATION_DATA, Entry, Ledger, Witness
-from cords_dp.accounting.membership_risk import MembershipRisk, membership_risk
 from cords_dp.accounting.picks import ExponentialPicks, GumbelFreeze, gumbel_hockey_stick
 from cords_dp.accounting.poisson_gaussian import PoissonGaussian, gaussian
 from cords_dp.accounting.renyi_filter import RenyiFilter
 from cords_dp.accounting.repeat import LAWS, RepeatAndSelect, TrialLaw, renyi
+from cords_dp.accounting.trade_off import MembershipRisk, membership_risk
 
 __all__ = [
     "ACCOUNTANTS",

@@ -1,14 +1,23 @@
-"""The trade-off of a run in the terms that the field reports: μ of Gaussian DP, its regret, and the whole curve.
+"""Bounds membership attacks: how well can anyone tell whether one record was in the data?
 
-A membership attack with false-positive rate α has at most the true-positive rate T(α); the smaller, the better. A
-Gaussian mechanism of sensitivity 1 and noise 1/μ has T(α) = Φ(Φ⁻¹(α) + μ) ("μ-GDP", Dong, Roth & Su 2022).
+A membership attack looks at everything that was released and says "in" or "out". Its true-positive rate (TPR) is the
+chance of "in" when the record was there, its false-positive rate (FPR) the chance of "in" when it was not. With FPR α
+it has at most the TPR T(α); the smaller, the better. A Gaussian mechanism of sensitivity 1 and noise 1/μ has
+T(α) = Φ(Φ⁻¹(α) + μ) ("μ-GDP", Dong, Roth & Su 2022).
+
+`trade_off` is the whole curve, with μ and its regret, as the field reports them; `membership_risk` says in two numbers
+what it comes to.
+
+`riskcal` computes such figures too, and installs beside our pins. It is not used: it joins the two directions of a PLD
+as if they described one pair of distributions, which pessimistic rounding and `BranchMaximum` do not keep.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from scipy.special import log_ndtr, ndtr, ndtri
@@ -16,6 +25,7 @@ from scipy.special import log_ndtr, ndtr, ndtri
 from cords_dp.accounting.composition import composed_pld
 from cords_dp.accounting.events import PLD_STEP, Event, merge
 from cords_dp.accounting.pld import directions, knots
+from cords_dp.errors import AccountingError
 
 SLACK = 1e-10  # what μ leaves out: steps of DP-SGD have heavier tails than any Gaussian, far beyond every δ in use
 RATES = tuple(float(f"{rate:.4g}") for rate in np.logspace(-4, 0, 41))  # ten a decade, down to 1e-4
@@ -101,3 +111,101 @@ def _regret(profiles: list[tuple[np.ndarray, np.ndarray]], mu: float) -> float:
         reached = np.interp(rates + shift, rates, run) + shift
         low, high = (shift, high) if (reached < gaussian).any() else (low, shift)
     return round(high, 4)
+
+
+# --- in two numbers --------------------------------------------------------------------------------------------------
+
+FALSE_POSITIVE_RATES = (0.01, 0.001)
+
+
+@dataclass(frozen=True)
+class MembershipRisk:
+    """Upper bounds on the best membership attack, whatever it knows besides the record's presence.
+
+    ``advantage``: TPR − FPR. ``true_positive_rates``: TPR at each of ``false_positive_rates``. ``source`` names what
+    they were computed from: the privacy loss distribution of all events, or ε and δ alone, which say less.
+    """
+
+    advantage: float
+    false_positive_rates: tuple[float, ...]
+    true_positive_rates: tuple[float, ...]
+    source: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def text(self, unit: str = "record") -> str:
+        """Return one sentence for a report. ``unit``: whose contribution the events hide."""
+        one, found = ("one record was", "a record") if unit == "record" else ("one owner's records were", "an owner")
+        rates = " and ".join(
+            f"{100 * tpr:.3g} % when it may accuse {100 * fpr:g} % of the absent"
+            for fpr, tpr in zip(self.false_positive_rates, self.true_positive_rates, strict=True)
+        )
+        return (
+            f"An attacker who uses the release to learn whether {one} in the data, knowing everything else, is "
+            f"right in at most {50 + 50 * self.advantage:.1f} % of cases where both are equally likely (50 % by "
+            f"guessing), and finds {found} that was there with a chance of at most {rates}."
+        )
+
+
+def membership_risk(
+    events: Sequence[Event],
+    epsilon: float,
+    delta: float,
+    *,
+    false_positive_rates: Sequence[float] = FALSE_POSITIVE_RATES,
+) -> MembershipRisk:
+    """Return the bounds for a run that did ``events`` and was shown to be (``epsilon``, ``delta``)-DP.
+
+    Uses the events' composed PLD, and (ε, δ) where an event has none. ``events`` are those of one dataset, D or V.
+    """
+    try:
+        return risk_of_events(events, false_positive_rates)
+    except (AccountingError, ValueError, MemoryError):
+        return risk_of_bound(epsilon, delta, false_positive_rates)
+
+
+def risk_of_events(
+    events: Sequence[Event], false_positive_rates: Sequence[float] = FALSE_POSITIVE_RATES
+) -> MembershipRisk:
+    """Derive the bounds from the privacy profile of the composition.
+
+    Formal guarantee: for every ε, TPR ≤ δ(ε) + e^ε·FPR, so the infimum over all real ε bounds TPR and δ(0) bounds
+    TPR − FPR; both are attained by the pair that dominates the events. δ is linear in e^ε between knots, so the
+    infimum over knots is the infimum. The maximum is taken over both directions, i.e. an attack that accuses absent
+    records of presence or present ones of absence. Pessimistic discretisation can only raise the figures.
+    """
+    merged = merge(events)
+    if not merged:
+        return MembershipRisk(0.0, tuple(false_positive_rates), tuple(false_positive_rates), "no events")
+    profiles = [knots(pmf) for pmf in directions(composed_pld(merged))]
+    advantage = max(_at_zero(e, d) for e, d in profiles)
+    rates = tuple(max(_best(e, d, fpr) for e, d in profiles) for fpr in false_positive_rates)
+    return MembershipRisk(advantage, tuple(false_positive_rates), rates, "privacy loss distribution")
+
+
+def risk_of_bound(
+    epsilon: float, delta: float, false_positive_rates: Sequence[float] = FALSE_POSITIVE_RATES
+) -> MembershipRisk:
+    """Derive the bounds from (ε, δ) alone (Kairouz, Oh & Viswanath 2015): those of the worst mechanism with it."""
+    advantage = 1.0 if math.isinf(epsilon) else (math.expm1(epsilon) + 2 * delta) / (math.exp(epsilon) + 1)
+
+    def rate(fpr: float) -> float:
+        if math.isinf(epsilon):
+            return 1.0
+        return min(1.0, math.exp(epsilon) * fpr + delta, 1 - math.exp(-epsilon) * (1 - fpr - delta))
+
+    rates = tuple(rate(fpr) for fpr in false_positive_rates)
+    return MembershipRisk(min(1.0, advantage), tuple(false_positive_rates), rates, "epsilon and delta")
+
+
+def _at_zero(epsilons: np.ndarray, deltas: np.ndarray) -> float:
+    """Return δ(0): ε = 0 is a knot, or lies above all of them; below all of them δ is at most 1."""
+    place = round(-float(epsilons[0]) / PLD_STEP)
+    return 1.0 if place < 0 else float(deltas[min(place, len(deltas) - 1)])
+
+
+def _best(epsilons: np.ndarray, deltas: np.ndarray, fpr: float) -> float:
+    """Return the infimum over ε of δ(ε) + e^ε·FPR, ε = −∞ (which says TPR ≤ 1) included."""
+    with np.errstate(over="ignore"):  # e^ε of a loss that no attack reaches may be infinite
+        return min(1.0, float(np.min(deltas + np.exp(epsilons) * fpr)))

@@ -15,12 +15,11 @@ from tqdm import tqdm
 
 from cords_dp.accounting import TRAINING_DATA, BranchMaximum, Event, PoissonGaussian
 from cords_dp.accounting.trade_off import trade_off
-from cords_dp.auditing.cost import epsilon_at
 from cords_dp.auditing.findings import Finding
 from cords_dp.auditing.null import NullSession
 from cords_dp.auditing.one_run import count_right, epsilon_from_guesses, mu_from_guesses
 from cords_dp.auditing.toys import CRITERION, LENGTH, along_canaries, canaries, shifted_classes
-from cords_dp.auditing.trade_off import Counts, frequency_finding, rates_finding
+from cords_dp.auditing.trade_off import Counts, epsilon_at, frequency_finding, rates_finding
 from cords_dp.config import thawed_copy
 from cords_dp.data.record_set import RecordSet, Splits, array_set, records_at
 from cords_dp.data.store import ArrayStore

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, ExponentialPicks, GumbelFreeze, PoissonGaussian
-from cords_dp.auditing.cost import epsilon_at
 from cords_dp.auditing.findings import Finding
 from cords_dp.auditing.replay import Worst, audit_structure, replay_selection
-from cords_dp.auditing.trade_off import Counts, least_share, rates_finding
+from cords_dp.auditing.trade_off import Counts, epsilon_at, least_share, rates_finding
 from cords_dp.auditing.transcripts import Query, Recorder
 from cords_dp.config import PrivacySettings, SubsetSettings
 from cords_dp.noise.generators import secure_generator

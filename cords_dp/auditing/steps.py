@@ -8,10 +8,9 @@ import numpy as np
 import torch
 
 from cords_dp.accounting import PoissonGaussian, calibrate
-from cords_dp.auditing.cost import epsilon_at
 from cords_dp.auditing.findings import Finding
 from cords_dp.auditing.toys import CRITERION, OneLinearLayer, along_canaries, canaries
-from cords_dp.auditing.trade_off import Counts, frequency_finding, rates_finding
+from cords_dp.auditing.trade_off import Counts, epsilon_at, frequency_finding, rates_finding
 from cords_dp.data.owners import Owners
 from cords_dp.data.record_set import RecordSet, array_set
 from cords_dp.noise.generators import noise_source, secure_generator

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cords_dp.accounting import Event
-from cords_dp.accounting.membership_risk import risk_of_bound
-from cords_dp.accounting.trade_off import RATES, TradeOff, trade_off
+from cords_dp.accounting.trade_off import RATES, TradeOff, risk_of_bound, trade_off
 from cords_dp.errors import AccountingError
 from cords_dp.planning.plan import PrivacyPlan
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from cords_dp.accounting import MOST_USEFUL, TRAINING_DATA, Bound, Event, Ledger, MembershipRisk, membership_risk
 from cords_dp.accounting.events import to_dict
-from cords_dp.accounting.membership_risk import risk_of_bound
+from cords_dp.accounting.trade_off import risk_of_bound
 from cords_dp.files import write_durably
 from cords_dp.planning.build import price_of_selection
 from cords_dp.planning.interchange import events_of

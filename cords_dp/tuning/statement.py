@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, TrialLaw
-from cords_dp.accounting.membership_risk import risk_of_bound
+from cords_dp.accounting.trade_off import risk_of_bound
 from cords_dp.planning.plan import PrivacyPlan
 from cords_dp.planning.statement import NOT_COVERED, TEST_METRICS, mechanism_rows
 from cords_dp.tuning.plan import TuningPlan

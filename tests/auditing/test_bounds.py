@@ -10,10 +10,9 @@ import pytest
 from scipy.stats import norm
 
 from cords_dp.accounting import PoissonGaussian, epsilon_bound
-from cords_dp.auditing.cost import epsilon_at
 from cords_dp.auditing.findings import Finding, judge
 from cords_dp.auditing.one_run import count_right, epsilon_from_guesses, guessing_p_value
-from cords_dp.auditing.trade_off import Counts, epsilon_of_events, epsilon_of_rates
+from cords_dp.auditing.trade_off import Counts, epsilon_at, epsilon_of_events, epsilon_of_rates
 from cords_dp.errors import AccountingError
 
 

@@ -14,7 +14,6 @@ from cords_dp.accounting import PoissonGaussian
 from cords_dp.accounting.composition import composed_pld
 from cords_dp.accounting.pld import directions, knots
 from cords_dp.accounting.trade_off import gaussian_profile, trade_off
-from cords_dp.auditing.cost import epsilon_at
 from cords_dp.auditing.one_run import (
     count_right,
     curve_of_profile,
@@ -23,6 +22,7 @@ from cords_dp.auditing.one_run import (
     gaussian_curve,
     mu_from_guesses,
 )
+from cords_dp.auditing.trade_off import epsilon_at
 from cords_dp.errors import AccountingError
 
 GRID = np.linspace(-8, 8, 161)
