@@ -31,7 +31,7 @@ from cords_dp.config import load_config
 from cords_dp.config.presets import config_for, merge_into
 from cords_dp.planning.statement import rounded_up
 from cords_dp.runs.run import run_experiment, write_manifest
-from cords_dp.training import trainer
+from cords_dp.training import checkpoint
 from tests.data.test_owners import hospital
 
 TEXTS = ("privacy.md", "privacy.html", "README.md")
@@ -652,14 +652,14 @@ def test_a_run_of_owners_is_verified(tmp_path):
 
 def test_a_run_that_was_interrupted_and_resumed_is_verified(tmp_path, monkeypatch):
     config = small(ckpt={"save_every": 1})
-    real = trainer.save_checkpoint
+    real = checkpoint.save_checkpoint
 
     def interrupted(*args):
         real(*args)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer, "save_checkpoint", interrupted)
+        patch.setattr(checkpoint, "save_checkpoint", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run_experiment(config, tmp_path / "run", progress=False)
     merge_into(config, {"ckpt": {"is_load": True}})

@@ -132,7 +132,7 @@ class ObservedTraining(TrainClassifier):
 
     def _new_session(self) -> NullSession:
         assert self.plan is not None
-        session = NullSession(self.run, self.plan, checkpoint=self._checkpoint, world=self.world, logger=self.logger)
+        session = NullSession(self.run, self.plan, checkpoint=self.checkpoint, world=self.world, logger=self.logger)
         session.null = np.flatnonzero(np.repeat(~self.included, self.each))
         return session
 

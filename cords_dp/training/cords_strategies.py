@@ -1,61 +1,14 @@
-"""CORDS' own strategies, which are not private, under the names that its configs give them, and a run with one."""
+"""Registers CORDS' own strategies, which are not private, under the names that its configs give them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from cords_dp.cords import WeightedSubset, adaptive, nonadaptive
-from cords_dp.noise.generators import Streams
-from cords_dp.training.session import Session
 from cords_dp.training.strategies import StrategyContext, register_strategy
-
-
-class CordsSession(Session):
-    """A run by one of CORDS' own strategies. Not private."""
-
-    def equip(self, loss: nn.Module, optimizer: Optimizer, scheduler: Any = None) -> None:
-        super().equip(loss, optimizer, scheduler)
-        streams = Streams(self.run.seed, reproducible=self.run.seed is not None)
-        self.source = self._built_strategy(streams.numpy("coins"), None)
-
-    def steps_in(self, epochs: int) -> int:
-        return epochs * len(self.source)
-
-    def _take_steps(self, epoch: int, after_step: Callable[[], None]) -> dict[str, float]:
-        self.model.train()
-        loss_sum, correct, seen = 0.0, 0, 0
-        for batch in self.source:
-            x, y, weights = (part.to(self.run.device) for part in batch)
-            batch_loss, batch_correct = self._step(x, y, weights)
-            loss_sum, correct, seen = loss_sum + batch_loss, correct + batch_correct, seen + len(y)
-            self._advance(by_step=True)
-            after_step()
-        return {"subtrn_loss": loss_sum, "subtrn_acc": correct / seen} if seen else {}
-
-    def _step(self, x: Tensor, y: Tensor, weights: Tensor) -> tuple[float, int]:
-        """Take a step on the weighted mean over the batch, as CORDS' strategies expect.
-
-        It couples records: never under DP-SGD.
-        """
-        self.optimizer.zero_grad()
-        outputs = self.model(x)
-        losses = self.loss(outputs.view_as(y) if self.run.regression else outputs, y)
-        loss = torch.dot(losses.reshape(-1), weights.to(losses) / weights.sum())
-        loss.backward()
-        self.optimizer.step()
-        correct = 0 if self.run.regression else int((outputs.argmax(dim=1) == y).sum())
-        return float(loss.detach()), correct
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        super().load(state)
-        if hasattr(self.source, "cur_epoch"):  # CORDS' loaders count epochs themselves
-            self.source.cur_epoch = state["epoch"] + 1
 
 
 def _full(c: StrategyContext) -> DataLoader:

@@ -21,6 +21,8 @@ from cords_dp.files import out_of_space, write_durably
 from cords_dp.models.card import FILE as MODEL_CARD
 from cords_dp.models.card import ModelCard, features_of
 from cords_dp.planning.statement import STATEMENT, privacy_report, write_statement
+from cords_dp.training.checkpoint import log_folder
+from cords_dp.training.opening import spent_before
 from cords_dp.training.provenance import about_run
 from cords_dp.training.run import Run
 
@@ -48,6 +50,25 @@ def hand_over(trainer: TrainClassifier, folders: Sequence[Path]) -> None:
             write_statement(folder, report)
         if trainer.builds_configured_model:  # else nothing here could build it again
             write_durably(folder / MODEL_CARD, model_card(trainer).to_json())
+
+
+def folders_of(trainer: TrainClassifier) -> list[Path]:
+    """Return where model and statement lie: a folder of the run's own, or beside log and checkpoint."""
+    if trainer.output_dir is not None:
+        return [trainer.output_dir]
+    assert trainer.checkpoint is not None
+    saving = [trainer.checkpoint.parent] if trainer.run.config["ckpt"].get("is_save") else []
+    return list(dict.fromkeys([log_folder(trainer.logger), *saving]))
+
+
+def look_back(trainer: TrainClassifier) -> None:
+    """Tell what a run that was interrupted here has spent; withdraw what an earlier one said of its model."""
+    assert trainer.checkpoint is not None
+    folders = folders_of(trainer)
+    if not trainer.run.resumes and (warning := spent_before(trainer.checkpoint, trainer.plan, folders)):
+        trainer.logger.warning(warning)
+    if trainer.output_dir is None:  # the first checkpoint replaces the model that it speaks of
+        withdraw(folders)
 
 
 def withdraw(folders: Sequence[Path], names: Sequence[str] = _WRITTEN) -> None:

@@ -169,14 +169,18 @@ def console(shown: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def said(logger: logging.Logger, *, shown: bool) -> Iterator[None]:
-    """Let a logger that is there already, and those that are made meanwhile, show warnings alone unless ``shown``."""
-    if shown:
-        yield
-        return
-    for handler in logger.handlers:
-        _warnings_alone(handler)
-    with console(False), quiet():
-        yield
+    """Let a logger that is there already, and those that are made meanwhile, show warnings alone unless ``shown``.
+
+    Libraries warn of nothing meanwhile that a user cannot change.
+    """
+    with quiet_libraries():
+        if shown:
+            yield
+            return
+        for handler in logger.handlers:
+            _warnings_alone(handler)
+        with console(False), quiet():
+            yield
 
 
 def _warnings_alone(handler: logging.Handler) -> None:

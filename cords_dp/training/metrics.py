@@ -134,6 +134,12 @@ class History:
                 measured[f"best_{kind}"] = list(itertools.accumulate(measured[f"tst_{kind}"], max))
         return measured
 
+    def as_cords(self, *, regression: bool) -> tuple[list[float], list[float], list[float], list[float], np.ndarray]:
+        """Return what CORDS' ``train`` returns: accuracies (of a regression R²) and seconds."""
+        measured, score = self.columns(), scores(regression=regression)[-1]
+        trained, validated, tested, best = (measured.get(f"{n}_{score}", []) for n in ("trn", "val", "tst", "best"))
+        return trained, validated, tested, best, np.array(self.column("time"))
+
     def line(self, print_args: list[str], *, best: bool) -> str:
         """Return CORDS' log line for the newest row."""
         row = self.rows[-1]

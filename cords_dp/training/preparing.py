@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from cords_dp.accounting import Ledger
 from cords_dp.config.settings import PRIVATE, PUBLIC
 from cords_dp.data.build import UNREADABLE, build_dataset, describe_padding, readable
 from cords_dp.data.handed_over import as_records, refuse_shared_records, with_owners
@@ -29,7 +27,6 @@ from cords_dp.models.private import make_private_ready
 from cords_dp.noise.generators import Streams
 from cords_dp.planning import PrivacyPlan
 from cords_dp.processes import World
-from cords_dp.training.checkpoint import ledger_path
 from cords_dp.training.opening import share_of
 from cords_dp.training.optim import build_optimizer, build_scheduler, planned_learning_rate
 from cords_dp.training.run import Run, sizes_of
@@ -149,10 +146,15 @@ def ready_model(
         constants=None if facts is None else facts.constants,
         input_norm=None if facts is None else facts.norm,
     )
+    return made_ready(run, model, run.config["model"]["architecture"])
+
+
+def made_ready(run: Run, model: nn.Module, name: str | None = None) -> tuple[nn.Module, list[str]]:
+    """Make a model fit for per-example gradients where the strategy is private; say what changed."""
     replaced: list[str] = []
     if run.strategy.private:
         model, replaced = make_private_ready(model)
-    return model.to(run.device), [f"{run.config['model']['architecture']}: replaced {what}." for what in replaced]
+    return model.to(run.device), [f"{name or type(model).__name__}: replaced {what}." for what in replaced]
 
 
 def _fitting_model(run: Run, build: BuildModel, facts: Facts | None, data: Splits | None) -> tuple[nn.Module, Tensor]:
@@ -186,17 +188,6 @@ def optimizer_and_scheduler(run: Run, plan: PrivacyPlan | None, model: nn.Module
 
 
 # --- what a run says before it begins -----------------------------------------------------------------------------
-
-
-def began_with_validation(run: Run, plan: PrivacyPlan | None, checkpoint: Path | None) -> bool:
-    """Return whether the run that is resumed began with V split off, by a version that always did.
-
-    Its ledger was opened under another plan then: the one for D without V's records is tried, or the run refused.
-    """
-    path = None if checkpoint is None else ledger_path(checkpoint)
-    if plan is None or not (run.whole and run.resumes) or path is None or not path.is_file():
-        return False
-    return Ledger.read(path).fingerprint != plan.fingerprint
 
 
 def fixed_lines(run: Run, plan: PrivacyPlan | None, *, built: bool) -> list[str]:

@@ -43,7 +43,6 @@ from cords_dp.processes import World
 from cords_dp.selection import Records, SelectionContext
 from cords_dp.selection.pool import Pool, checked_pool, drawn_by_level
 from cords_dp.selection.session import Selections
-from cords_dp.training.checkpoint import refuse_foreign, run_id
 from cords_dp.training.engine import build_engine, made_up_batch
 from cords_dp.training.gradients import refuse_mixing
 from cords_dp.training.opening import (
@@ -51,8 +50,10 @@ from cords_dp.training.opening import (
     drawn_streams,
     opened_ledger,
     own_part,
+    refuse_foreign,
     refuse_what_needs_all_records,
     reserved,
+    run_id,
 )
 from cords_dp.training.optim import WeightAverage, branch_rate_factor, scale_learning_rate
 from cords_dp.training.poisson import Batch, poisson_batches

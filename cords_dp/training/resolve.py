@@ -10,9 +10,13 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from os import PathLike
+from pathlib import Path
+from typing import Any, TypeAlias
 
-from cords_dp.config import PrivacySettings, SubsetSettings, frozen_copy, given_copy
+from dotmap import DotMap
+
+from cords_dp.config import PrivacySettings, SubsetSettings, frozen_copy, given_copy, load_config, thawed_copy
 from cords_dp.config.keys import DEAD_SECTIONS, KEYS, TOP_LEVEL, section_keys, with_defaults
 from cords_dp.config.settings import AUTO, PRIVATE, PUBLIC
 from cords_dp.config.values import Key, anything, check_keys, folder, keys_of, suggest
@@ -47,6 +51,18 @@ _STAND_INS: dict[str, dict[str, Any]] = {
     "loss": {"type": "CrossEntropyLoss"},
 }
 _REQUIRED = ("dataset", "dataloader", "model", "dss_args", "train_args", "optimizer", "loss")
+
+
+GivenConfig: TypeAlias = Run | DotMap | Mapping[str, Any] | str | PathLike[str]  # what a trainer takes
+
+
+def as_given(given: GivenConfig) -> tuple[DotMap, Run | None]:
+    """Return a config in CORDS' form, and the run if it is resolved already. Older notebooks name the file of one."""
+    if isinstance(given, Run):
+        return DotMap(thawed_copy(given.config)), given
+    if isinstance(given, (str, PathLike)):
+        given = load_config(Path(given))
+    return given if isinstance(given, DotMap) else DotMap(given), None
 
 
 def resolve(cfg: Mapping[str, Any], *, own_data: bool = False, own_model: bool = False, plan: bool = True) -> Run:

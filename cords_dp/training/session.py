@@ -5,7 +5,7 @@
     session.train_epoch(epoch)                   all steps of an epoch, and of its scheduler
     session.close()
 
-`private_session.PrivateSession` is a private run, `cords_strategies.CordsSession` one by a strategy of CORDS' own.
+`CordsSession` is a run by a strategy of CORDS' own, `private_session.PrivateSession` a private one.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
+import torch
 from dotmap import DotMap
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -242,3 +243,45 @@ class Session:
         if source is None:  # what is handed over is in its unit already
             return np.asarray(values)
         return source.in_target_unit(source.card(section), values)
+
+
+class CordsSession(Session):
+    """A run by one of CORDS' own strategies. Not private."""
+
+    def equip(self, loss: nn.Module, optimizer: Optimizer, scheduler: Any = None) -> None:
+        super().equip(loss, optimizer, scheduler)
+        streams = Streams(self.run.seed, reproducible=self.run.seed is not None)
+        self.source = self._built_strategy(streams.numpy("coins"), None)
+
+    def steps_in(self, epochs: int) -> int:
+        return epochs * len(self.source)
+
+    def _take_steps(self, epoch: int, after_step: Callable[[], None]) -> dict[str, float]:
+        self.model.train()
+        loss_sum, correct, seen = 0.0, 0, 0
+        for batch in self.source:
+            x, y, weights = (part.to(self.run.device) for part in batch)
+            batch_loss, batch_correct = self._step(x, y, weights)
+            loss_sum, correct, seen = loss_sum + batch_loss, correct + batch_correct, seen + len(y)
+            self._advance(by_step=True)
+            after_step()
+        return {"subtrn_loss": loss_sum, "subtrn_acc": correct / seen} if seen else {}
+
+    def _step(self, x: Tensor, y: Tensor, weights: Tensor) -> tuple[float, int]:
+        """Take a step on the weighted mean over the batch, as CORDS' strategies expect.
+
+        It couples records: never under DP-SGD.
+        """
+        self.optimizer.zero_grad()
+        outputs = self.model(x)
+        losses = self.loss(outputs.view_as(y) if self.run.regression else outputs, y)
+        loss = torch.dot(losses.reshape(-1), weights.to(losses) / weights.sum())
+        loss.backward()
+        self.optimizer.step()
+        correct = 0 if self.run.regression else int((outputs.argmax(dim=1) == y).sum())
+        return float(loss.detach()), correct
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        super().load(state)
+        if hasattr(self.source, "cur_epoch"):  # CORDS' loaders count epochs themselves
+            self.source.cur_epoch = state["epoch"] + 1

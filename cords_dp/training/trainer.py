@@ -1,21 +1,18 @@
 """`TrainClassifier`: CORDS' train loop, with private strategies.
 
 A drop-in for CORDS' class of the same name: the same constructor, ``cfg``, ``logger`` and ``train``, the same log
-paths, log lines and checkpoint keys. It is CORDS' loop, log, evaluation and checkpoint over a session
-(`training.session`), which takes the steps; for private strategies these are DP-SGD by the privacy plan, and nothing
-about single records is logged.
+paths, log lines and checkpoint keys. A session (`training.session`) takes the steps; for private strategies these are
+DP-SGD by the privacy plan, and nothing about single records is logged.
 
-The config is read when `train` is called, since scripts change ``cfg`` until then, and never written to. The
-constructor reads it too, so that mistakes show early. Everything that can be wrong with it is found before a file is
-written or a record is read.
+The config is read when `train` is called, since scripts change ``cfg`` until then, and never written to. Everything
+that can be wrong with it is found before a file is written or a record is read.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -27,48 +24,40 @@ from tqdm import tqdm
 
 from cords_dp import cords
 from cords_dp.accounting import Ledger
-from cords_dp.config import load_config, thawed_copy
+from cords_dp.config import thawed_copy
 from cords_dp.data.record_set import Splits
 from cords_dp.data.sources.base import Facts
 from cords_dp.errors import BudgetExceededError
-from cords_dp.models.private import make_private_ready
 from cords_dp.planning import Cost, PrivacyPlan
 from cords_dp.processes import World, current_world, threads_for_steps
-from cords_dp.training.checkpoint import (
-    checkpoint_path,
-    load_checkpoint,
-    log_folder,
-    save_checkpoint,
-    spent_before,
-)
-from cords_dp.training.cords_strategies import CordsSession
-from cords_dp.training.handover import explaining_full_disks, hand_over, withdraw
+from cords_dp.training.checkpoint import checkpoint_path, load_run, save_run
+from cords_dp.training.handover import explaining_full_disks, folders_of, hand_over, look_back
 from cords_dp.training.log import (
     RowLogger,
     console_logger,
     log_end,
     log_plan,
     progress_bar,
-    quiet_libraries,
     row_logger,
     said,
     separate_logger,
     shown_metrics,
 )
-from cords_dp.training.metrics import History, Measuring, scores
+from cords_dp.training.metrics import History, Measuring
+from cords_dp.training.opening import began_with_validation
 from cords_dp.training.preparing import (
     Prepared,
-    began_with_validation,
     fixed_lines,
     loss_functions,
+    made_ready,
     optimizer_and_scheduler,
     prepare,
     ready_model,
 )
 from cords_dp.training.private_session import PrivateSession
-from cords_dp.training.resolve import resolve
+from cords_dp.training.resolve import GivenConfig, as_given, resolve
 from cords_dp.training.run import Run
-from cords_dp.training.session import Session
+from cords_dp.training.session import CordsSession, Session
 
 _DATA_ARGUMENTS = ("trainset", "validset", "testset", "num_cls")
 
@@ -88,20 +77,14 @@ class TrainClassifier(cords.TrainClassifier):
     run: Run
     session: Session
     record: Tensor  # zeros in the shape and type of a record, which are public
-    _checkpoint: Path | None
+    checkpoint: Path | None
     _rows: RowLogger
     _measuring: Measuring
 
-    def __init__(self, config_file_data: Run | DotMap | Mapping[str, Any] | str | PathLike[str]):
-        given = config_file_data
-        if isinstance(given, (str, PathLike)):  # CORDS' older notebooks hand over the path of a config file
-            given = load_config(Path(given))
-        self._resolved = given if isinstance(given, Run) else None
-        if isinstance(given, Run):
-            self.cfg, self.run = DotMap(thawed_copy(given.config)), given
-        else:  # CORDS' notebooks write to ``cfg`` before they call train(), which therefore reads it anew
-            self.cfg = given if isinstance(given, DotMap) else DotMap(given)
-            self.run = resolve(self.cfg, own_data=True, plan=False)
+    def __init__(self, config_file_data: GivenConfig):
+        # read here too, so that mistakes show early; notebooks write to ``cfg`` before they call train()
+        self.cfg, self._resolved = as_given(config_file_data)
+        self.run = self._resolved or resolve(self.cfg, own_data=True, plan=False)
         self.world: World = current_world()
         self.logger = console_logger()
         self.logger.disabled = not self.world.main
@@ -134,11 +117,9 @@ class TrainClassifier(cords.TrainClassifier):
     def _build(self, *facts: Any) -> nn.Module:
         if self.builds_configured_model:
             return self.create_model(*facts)
-        model = self.create_model()  # CORDS' takes nothing
-        if self.run.strategy.private:
-            model, replaced = make_private_ready(model)
-            self._remarks += [f"{type(model).__name__}: replaced {what}." for what in replaced]
-        return model.to(self.run.device)
+        model, replaced = made_ready(self.run, self.create_model())  # CORDS' takes nothing
+        self._remarks += replaced
+        return model
 
     def loss_function(self) -> tuple[nn.Module, nn.Module]:
         """Return the mean loss and the losses of single records."""
@@ -156,7 +137,7 @@ class TrainClassifier(cords.TrainClassifier):
         regression R² stands in the place of accuracies. Of a private test set there is the one that was released.
         """
         given = Splits(*(kwargs[name] for name in _DATA_ARGUMENTS)) if set(_DATA_ARGUMENTS) <= set(kwargs) else None
-        with quiet_libraries(), explaining_full_disks(self), said(self.logger, shown=self.show_progress):
+        with explaining_full_disks(self), said(self.logger, shown=self.show_progress):
             self._reset()
             try:
                 self._begin(given, kwargs.get("owners"))
@@ -165,10 +146,7 @@ class TrainClassifier(cords.TrainClassifier):
                     self._train()
             finally:
                 self.session.close()
-        measured = self.history.columns()
-        score = scores(regression=self.run.regression)[-1]
-        trained, validated, tested, best = (measured.get(f"{n}_{score}", []) for n in ("trn", "val", "tst", "best"))
-        return trained, validated, tested, best, np.array(self.history.column("time"))
+        return self.history.as_cords(regression=self.run.regression)
 
     def _begin(self, given: Splits | None, owners: Any = None) -> None:
         """Resolve the config, build the model and plan; only then open the log and read the data."""
@@ -176,7 +154,7 @@ class TrainClassifier(cords.TrainClassifier):
         self._rows = row_logger(run.config["train_args"], main=self.world.main)
         prepared = self._prepared(run, given, owners)
         self._open_log(built=built)
-        if self.world.share(began_with_validation(self.run, self.plan, self._checkpoint)):
+        if self.world.share(began_with_validation(self.run, self.plan, self.checkpoint)):
             prepared = self._prepared(run.with_validation(), given, owners)
         self.session = self._new_session()
         data = prepared.dataset(self.world)
@@ -192,7 +170,7 @@ class TrainClassifier(cords.TrainClassifier):
 
     def _open_log(self, *, built: bool) -> None:
         """Let CORDS' constructor choose the log's folder and format. Rank 0 alone writes."""
-        self._checkpoint = None
+        self.checkpoint = None
         if not self.world.main:
             return
         cfg = self.cfg
@@ -205,25 +183,18 @@ class TrainClassifier(cords.TrainClassifier):
             self.logger.warning(warning)
         for line in fixed_lines(self.run, self.plan, built=built):
             self.logger.info(line)
-        self._checkpoint = checkpoint_path(self.run.config, self.logger)
-        self._look_back(self._checkpoint)
-
-    def _look_back(self, checkpoint: Path) -> None:
-        """Tell what a run that was interrupted here has spent; withdraw what an earlier one said of its model."""
-        if not self.run.resumes and (warning := spent_before(checkpoint, self.plan, self._folders())):
-            self.logger.warning(warning)
-        if self.output_dir is None:  # the first checkpoint replaces the model that it speaks of
-            withdraw(self._folders())
+        self.checkpoint = checkpoint_path(self.run.config, self.logger)
+        look_back(self)
 
     def _new_session(self) -> Session:
         if self.plan is None:
             return CordsSession(self.run, world=self.world, logger=self.logger)
-        return PrivateSession(self.run, self.plan, checkpoint=self._checkpoint, world=self.world, logger=self.logger)
+        return PrivateSession(self.run, self.plan, checkpoint=self.checkpoint, world=self.world, logger=self.logger)
 
     def _train(self) -> None:
         session, (_, loss) = self.session, self.loss_function()
         session.equip(loss, *self.optimizer_with_scheduler(session.model))
-        done = self._continued()
+        done = load_run(self.checkpoint, session, self.history)
         shown = shown_metrics(self.run, self.plan, self.logger)
         self._measuring = Measuring(session, self.history, shown, self._rows, cords.IS_CHECKOUT)
         log_plan(self.run, self.plan, self.logger)
@@ -232,7 +203,7 @@ class TrainClassifier(cords.TrainClassifier):
         self._test_privately()
         log_end(session, self.history, shown)
         if self.world.main:
-            hand_over(self, self._folders())
+            hand_over(self, folders_of(self))
 
     def _test_privately(self) -> None:
         """Release the noisy counts of a private test set, once, of the model that the run ends with."""
@@ -265,10 +236,10 @@ class TrainClassifier(cords.TrainClassifier):
         if epoch % config["train_args"]["print_every"] == 0 or epoch == self.run.epochs:
             self._measuring.measure(epoch, subset_metrics)
         every = config["ckpt"].get("save_every") or 1
-        if self._checkpoint is None:
+        if self.checkpoint is None:
             return
         if config["ckpt"].get("is_save") and (epoch % every == 0 or epoch == self.run.epochs):
-            self._save(self._checkpoint, epoch)
+            self._save(self.checkpoint, epoch)
         if self.output_dir is not None and self.history.rows:
             self.history.to_csv(self.output_dir / "metrics.csv")  # after the checkpoint: a row that is there is kept
 
@@ -279,36 +250,8 @@ class TrainClassifier(cords.TrainClassifier):
         if self.world.share(self.history.last("epoch", 0) < trained):
             self._measuring.measure(trained, {})
 
-    # -- checkpoints --------------------------------------------------------------------------------------
-
-    def _continued(self) -> int:
-        """Load the checkpoint if the config asks for it and there is one; return the epochs already done."""
-        if not self.run.resumes:
-            return 0
-        path = self._checkpoint
-        state = load_checkpoint(path, self.run.device) if path is not None and path.is_file() else None
-        state = self.world.share(state)
-        if state is None:
-            self.logger.warning("No checkpoint to load: starting from the beginning.")
-            return 0
-        self.session.load(state)
-        self.history.rows = list(state.get("rows", []))
-        self.session.train_seconds = float(self.history.last("time", 0.0))
-        self.logger.info("Loading saved checkpoint model at epoch: %d", state["epoch"])
-        return int(state["epoch"])
-
     def _save(self, path: Path, epoch: int) -> None:
-        measured = {"metrics": self.history.columns(), "rows": self.history.rows}
-        save_checkpoint(path, {"epoch": epoch, "loss": self.loss_function(), **measured, **self.session.state()})
-        self.logger.info("Model checkpoint saved at epoch: %d", epoch)
-
-    def _folders(self) -> list[Path]:
-        """Return where model and statement lie: a folder of the run's own, or beside log and checkpoint."""
-        if self.output_dir is not None:
-            return [self.output_dir]
-        assert self._checkpoint is not None
-        saving = [self._checkpoint.parent] if self.run.config["ckpt"].get("is_save") else []
-        return list(dict.fromkeys([log_folder(self.logger), *saving]))
+        save_run(path, epoch, self.session, self.history, self.loss_function())
 
     # -- what a run may tell ----------------------------------------------------------------------------
 
@@ -322,8 +265,5 @@ class TrainClassifier(cords.TrainClassifier):
 
     def spent(self) -> Cost:
         """Return what has been charged so far, in (ε, δ)."""
-        assert isinstance(self.session, PrivateSession)
-        return self.session.spent()
-
-
-__all__ = ["TrainClassifier"]
+        assert self.plan is not None
+        return self.plan.spent(self.ledger)

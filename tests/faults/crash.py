@@ -106,7 +106,7 @@ def _targets() -> dict[str, tuple[Any, str]]:
 
     import cords_dp.accounting.journal as journal
     import cords_dp.files as files
-    import cords_dp.training.trainer as trainer
+    import cords_dp.training.checkpoint as checkpoint
     from cords_dp.accounting import Ledger
     from cords_dp.selection.session import Selections
     from cords_dp.training.metrics import History
@@ -119,7 +119,7 @@ def _targets() -> dict[str, tuple[Any, str]]:
         "fsync": (files.os, "fsync"),
         "select": (Selections, "select"),
         "step": (PrivateEngine, "step"),
-        "checkpoint": (trainer, "save_checkpoint"),
+        "checkpoint": (checkpoint, "save_checkpoint"),
         "metrics": (History, "to_csv"),
         "metrics line": (csv_module, "writer"),
     }

@@ -17,7 +17,7 @@ from cords_dp.accounting import Account, Ledger, account
 from cords_dp.config import config_for
 from cords_dp.config.presets import merge_into
 from cords_dp.runs.run import run_experiment
-from cords_dp.training import provenance, trainer
+from cords_dp.training import checkpoint, provenance
 
 RUN = """
 import sys
@@ -98,14 +98,14 @@ def test_a_run_whose_clock_goes_back_is_resumed_and_charged_once(tmp_path, monke
         "ckpt": {"is_save": True, "save_every": 1},
         "privacy": {"epsilon": 3.0, "accountant": "rdp", "account": str(own.path)},
     })  # fmt: skip
-    real, looks = trainer.save_checkpoint, iter(range(10**9))
+    real, looks = checkpoint.save_checkpoint, iter(range(10**9))
 
     def interrupted(*args):
         real(*args)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(trainer, "save_checkpoint", interrupted)
+        patch.setattr(checkpoint, "save_checkpoint", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run_experiment(config, tmp_path / "run", progress=False)
     (before,) = own.holdings().values()

@@ -1197,7 +1197,7 @@ _LEAKS = [
     ),
     _mutant(
         "statement-beside-the-next-checkpoint", "a statement stays beside checkpoints of a run without privacy",
-        ("            withdraw(self._folders())\n", "            pass\n"),
+        ("        withdraw(folders)\n", "        pass\n"),
         TRAINER + "test_a_run_without_privacy_has_no_statement_and_first_withdraws_an_earlier_one",
     ),
     _mutant(

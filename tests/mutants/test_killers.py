@@ -41,8 +41,9 @@ from cords_dp.planning import Cost, Release
 from cords_dp.selection import Pool
 from cords_dp.selection.releases import Releases
 from cords_dp.selection.session import SelectionArchive, Selections
-from cords_dp.training.checkpoint import load_checkpoint, open_ledger, refuse_foreign
+from cords_dp.training.checkpoint import load_checkpoint
 from cords_dp.training.log import allowed_metrics
+from cords_dp.training.opening import open_ledger, refuse_foreign
 from cords_dp.training.private_session import PrivateSession
 from cords_dp.training.private_strategies import RandomDPPools
 from cords_dp.training.session import Session

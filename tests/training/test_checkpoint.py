@@ -19,8 +19,8 @@ from cords_dp.config import to_plain
 from cords_dp.errors import AccountingError, StorageError
 from cords_dp.files import _host
 from cords_dp.runs.run import run_experiment
-from cords_dp.training.checkpoint import open_ledger
 from cords_dp.training.log import progress_bar
+from cords_dp.training.opening import open_ledger
 from cords_dp.training.trainer import TrainClassifier
 
 
@@ -176,7 +176,7 @@ def test_a_script_s_full_disk_is_an_error_of_its_kind_and_other_errors_stay_as_t
     for code, kind in ((errno.EDQUOT, StorageError), (errno.EFBIG, StorageError), (errno.EIO, OSError)):
         with monkeypatch.context() as patched:
             patched.setattr(
-                "cords_dp.training.trainer.save_checkpoint",
+                "cords_dp.training.checkpoint.save_checkpoint",
                 lambda *_, code=code: (_ for _ in ()).throw(OSError(code, "no", "model.pt")),
             )
             with pytest.raises(OSError) as caught:
