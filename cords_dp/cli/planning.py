@@ -119,7 +119,7 @@ def _configured(args: argparse.Namespace) -> tuple[PlannedRun, tuple[int, ...]]:
 
     config = load(args)
     if args.trials is not None:  # trials are scored on V
-        from cords_dp.tuning.trial import keeping_validation
+        from cords_dp.tuning.search import keeping_validation
 
         config = keeping_validation(config)
     run = resolve(config, plan=False)

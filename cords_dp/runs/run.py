@@ -1,10 +1,4 @@
-"""Trains one config into one folder of results, with facts for the report: metrics, accuracy by class, and draws.
-
-Privacy: metrics are of the test set, which is taken as public, as the statement says. The draws are read from
-the files of released values that a selection leaves beside its ledger (`selection.session`), and only for mechanisms of
-this package, whose states are known to hold released values: noisy shares of the labels, and chances that follow from
-them. No record is looked at for either, and nothing is charged.
-"""
+"""Trains one config into one folder of results: config, log, statement, model, metrics and summary."""
 
 from __future__ import annotations
 
@@ -18,28 +12,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from dotmap import DotMap
-from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from cords_dp.config import thawed_copy
-from cords_dp.config.settings import PUBLIC
-from cords_dp.data.build import evaluation_batches
-from cords_dp.data.record_set import sequential_batches
-from cords_dp.evaluation.measured import metrics_of, metrics_released
 from cords_dp.files import remove_stale, write_durably
-from cords_dp.planning.mechanism import Mechanism
 from cords_dp.planning.statement import STATEMENT
 from cords_dp.processes import current_world, keep_freed_memory
 from cords_dp.progress import quiet
 from cords_dp.report.metrics import metric_numbers
 from cords_dp.runs.model_readme import write_model_readme
-from cords_dp.runs.result import RunResult
-from cords_dp.selection.align import Align
+from cords_dp.runs.result import RunResult, about_run, measured_metrics
 from cords_dp.training.handover import explaining_full_disks, model_card
 from cords_dp.training.log import console
-from cords_dp.training.metrics import History, groups_of, predictions
+from cords_dp.training.metrics import History
 from cords_dp.training.provenance import config_text, versions, weights
 from cords_dp.training.resolve import resolve
 from cords_dp.training.trainer import TrainClassifier
@@ -101,7 +86,7 @@ def _written(trainer: TrainClassifier, out: Path) -> RunResult:
     write_durably(out / "model.pt", weights(trainer.model))
     if trainer.run.subset.publish_subset:
         write_durably(out / "subset.json", json.dumps(trainer.session.published_rows()))
-    if about := _about(trainer, out, card.classes):
+    if about := about_run(trainer, out, card.classes):
         write_durably(out / "about.json", json.dumps(about, indent=2))
     result = replace(_summary(trainer, out), metrics=measured)
     facts = {**result.facts(), "classes": list(card.classes), "versions": versions()}
@@ -165,91 +150,8 @@ def _json_safe(value: Any) -> Any:
     return value
 
 
-_BATCH = 1024
-
-
-def measured_metrics(trainer: TrainClassifier, classes: tuple[str, ...]) -> dict[str, Any]:
-    """Return what ``result.json`` holds as ``metrics``: what was released of a private test set, or exact values of one
-    that is public.
-
-    Empty where nothing may be told, and where each process has a part of a public test set.
-    """
-    if trainer.session.tested is not None:
-        wanted = trainer.run.config["train_args"].get("metrics")
-        return metrics_released(trainer.session.tested, classes=classes, wanted=wanted)
-    if trainer.world.size > 1 or trainer.model is None or trainer.data is None or trainer.run.test != PUBLIC:
-        return {}
-    run, test = trainer.run, trainer.data.test
-    batches = evaluation_batches(test, run.config, private=trainer.plan is not None)
-    targets, outputs = predictions(trainer.model, batches, run.device, classes=len(classes))
-    if not len(targets):
-        return {}
-    if classes:  # a network may have more outputs than the set has classes
-        classes = (*classes, *map(str, range(len(classes), outputs.shape[1])))
-    if run.regression:
-        targets, outputs = trainer.session.in_unit(targets), trainer.session.in_unit(outputs)
-    section = run.config["train_args"]
-    groups = groups_of(test, section.get("metrics_by"))
-    if groups is not None and len(groups[0]) != len(targets):  # labels that are no class, in a set that was handed over
-        groups = None
-    return metrics_of(targets, outputs, classes=classes, wanted=section.get("metrics"), groups=groups)
-
-
 def _add_to_last_row(history: History, measured: Mapping[str, Any]) -> None:
     """Let the last row of metrics.csv have the numbers that are measured at the end alone."""
     if history.rows:
         numbers = metric_numbers({"metrics": measured})
         history.rows[-1] |= {name: value for name, value in numbers.items() if name not in ("accuracy", "rmse", "r2")}
-
-
-def _about(trainer: TrainClassifier, out: Path, classes: tuple[str, ...]) -> dict[str, Any]:
-    """Return what ``about.json`` holds; empty for a regression and where each process has a part of the test set."""
-    if trainer.run.regression or trainer.world.size > 1 or trainer.model is None or trainer.data is None:
-        return {}
-    about: dict[str, Any] = {}
-    if trainer.run.test == PUBLIC:
-        about["classes"] = _by_class(trainer.model, trainer.data.test, classes, trainer.run.device)
-    if draws := released_draws(trainer.run.mechanism, out, trainer.ledger.id, classes):
-        about["draws"] = draws
-    return about
-
-
-@torch.no_grad()
-def _by_class(model: nn.Module, dataset: Dataset, classes: tuple[str, ...], device: str) -> list[dict[str, Any]]:
-    model.eval()
-    right, total = torch.zeros(len(classes)), torch.zeros(len(classes))
-    for x, y in sequential_batches(dataset, _BATCH):
-        known = (y >= 0) & (y < len(classes))
-        hits = (model(x.to(device)).argmax(dim=1).cpu() == y).float()
-        total += torch.bincount(y[known], minlength=len(classes))
-        right += torch.bincount(y[known], weights=hits[known], minlength=len(classes))
-    return [
-        {"class": name, "test records": int(n), "accuracy": float(r / n)}
-        for name, r, n in zip(classes, right, total, strict=True)
-        if n
-    ]
-
-
-def released_draws(
-    mechanism: Mechanism | None, out: Path, ledger: str, classes: tuple[str, ...]
-) -> list[dict[str, Any]]:
-    """Return how often each class is drawn after the last selection, by released values; empty if not known."""
-    if type(mechanism) is not Align:  # a subclass may keep anything in its state
-        return []
-    found = ((path, path.stem.rpartition("-")[2]) for path in out.rglob(f"selection-{ledger}-*.pt"))
-    files = [path for path, name in sorted(found, key=lambda one: one[1].zfill(9)) if name.isdecimal()]
-    if not files:
-        return []
-    state = torch.load(files[-1], weights_only=True)
-    shares, chances = state["shares"], state["chances"]
-    if shares.shape != (len(classes),) or chances.shape[0] != len(classes):
-        return []
-    return [_row(name, float(shares[i]), chances[i], len(classes)) for i, name in enumerate(classes)]
-
-
-def _row(name: str, share: float, chances: Tensor, classes: int) -> dict[str, Any]:
-    """Describe one class. Chances are those of a drawn record to stay in a step, by what the model makes of it."""
-    row: dict[str, Any] = {"class": name, "noisy share of D": share}
-    if len(chances) == 2 and classes > 2:
-        return row | {"kept if predicted right": float(chances[0]), "kept if predicted wrong": float(chances[1])}
-    return row | {"kept, on average": float(chances.mean())}

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from cords_dp.config import to_plain
-from cords_dp.config.settings import PUBLIC
 from cords_dp.data.published import public_facts
 from cords_dp.data.sources.base import Facts
 from cords_dp.errors import AccountingError, StorageError
@@ -45,7 +44,7 @@ def hand_over(trainer: TrainClassifier, folders: Sequence[Path]) -> None:
             about = about_run(trainer, folder)
             run = trainer.run
             report = privacy_report(
-                trainer.plan, trainer.ledger, unused_keys=run.unused, about=about, tested=run.test == PUBLIC
+                trainer.plan, trainer.ledger, unused_keys=run.unused, about=about, tested=run.shows_test
             )
             write_statement(folder, report)
         if trainer.builds_configured_model:  # else nothing here could build it again

@@ -80,6 +80,11 @@ class Run:
         """What may be told of the test set: ``private`` (one noisy release), ``public`` (exact metrics), ``unread``."""
         return str(self.section("dataset").get("test") or PUBLIC)
 
+    @property
+    def shows_test(self) -> bool:
+        """Whether exact metrics of the test set may be told."""
+        return self.test == PUBLIC
+
     def plan(self, n: int, n_validation: int, n_test: int = 0) -> PrivacyPlan | None:
         """Return the privacy plan for public sizes, or None for a strategy that is not private.
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from cords_dp.errors import ConfigError
 from cords_dp.runs.sweep import Backend
-from cords_dp.tuning.tune import TuningResult, tune
+from cords_dp.tuning.statement import TuningResult
+from cords_dp.tuning.tune import tune
 
 # CORDS' names of what its example tunes.
 _KEYS = {

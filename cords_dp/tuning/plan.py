@@ -48,8 +48,9 @@ from cords_dp.accounting import (
     renyi_order,
 )
 from cords_dp.config.settings import PrivacySettings
-from cords_dp.config.values import number
+from cords_dp.config.values import number, one_of
 from cords_dp.errors import AccountingError, ConfigError
+from cords_dp.evaluation.metrics import LOWER_IS_BETTER, names
 from cords_dp.planning.build import validation_events
 from cords_dp.planning.mechanism import Release
 from cords_dp.planning.plan import PrivacyPlan
@@ -272,6 +273,16 @@ def read_law(trials: float, law: str | float) -> TrialLaw:
     except ValueError:
         raise ConfigError("--law", law, f"must be {', '.join(LAWS)} or the shape of the law, a number") from None
     return TrialLaw(mean, number("--law", shape, low=0, high=100, low_included=True))
+
+
+def read_metric(metric: str | None, *, regression: bool) -> str:
+    """Return the metric by which trials are compared; accuracy where none is named, of a regression rmse."""
+    return one_of("--metric", metric or ("rmse" if regression else ACCURACY), names(regression=regression))
+
+
+def goodness(score: float, metric: str) -> float:
+    """Return what the best trial has most of; a score that is lost in the noise counts as the worst."""
+    return -math.inf if math.isnan(score) else -score if metric in LOWER_IS_BETTER else score
 
 
 def tuning_plan_of(run: Run, sizes: tuple[int, ...], law: TrialLaw, metric: str = ACCURACY) -> TuningPlan:

@@ -1,4 +1,7 @@
-"""Search spaces: which keys of a config a tuning draws, and from which laws. Public, and drawn without any data."""
+"""Reads search spaces: which keys of a config a tuning draws, and from which laws; makes the config of a trial of them.
+
+Public, and drawn without any data.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,11 @@ from dotmap import DotMap
 
 from cords_dp.config import thawed_copy
 from cords_dp.config.keys import KEYS
+from cords_dp.config.settings import PRIVATE, UNREAD
 from cords_dp.config.values import suggest
+from cords_dp.data.sources.base import VALIDATION_FRACTION
 from cords_dp.errors import ConfigError
+from cords_dp.training.resolve import resolve
 
 _ADVICE = "write KEY=LAW with uniform(low, high), loguniform(low, high), randint(low, high) or choice(a, b, ...)"
 # What else the config says is the same for all trials: the data and its split, the budget, where files go.
@@ -174,3 +180,39 @@ def with_settings(config: Mapping[str, Any], settings: Mapping[str, Any]) -> Dot
         section, key = name.split(".", 1)
         copy[section] = {**(copy.get(section) or {}), key: value}
     return DotMap(copy)
+
+
+# --- the config of a trial --------------------------------------------------------------------------------------------
+
+# What would tell of a trial to others than the tuning, or charge it by itself.
+_SILENCE = {
+    "train_args.wandb": False,
+    "train_args.tensorboard": False,
+    "ckpt.is_save": False,
+    "ckpt.is_load": False,
+    "privacy.account": None,
+}
+
+
+# What decides a model's frozen features. Where trials draw it, cached features would tell who drew what.
+_DECIDE_FEATURES = frozenset({"model.architecture", "model.features", "model.weights", "model.args"})
+
+
+def keeping_validation(config: Mapping[str, Any]) -> DotMap:
+    """Copy the config so that V is split off whatever the strategy reads: trials are scored on V.
+
+    A private test set is kept apart: each trial would release of it, and the choice depends on V alone.
+    """
+    run = resolve(with_settings(config, {}), plan=False)
+    apart = {"dataset.test": UNREAD} if run.test == PRIVATE else {}
+    return with_settings(
+        config, {**apart, **({"dataset.validation_fraction": VALIDATION_FRACTION} if run.whole else {})}
+    )
+
+
+def config_of_trial(config: Mapping[str, Any], settings: Mapping[str, Any]) -> DotMap:
+    copy = keeping_validation(with_settings(config, {**settings, **_SILENCE}))
+    if _DECIDE_FEATURES & settings.keys():
+        copy.model.feature_cache = False
+    copy.pop("report_tune", None)
+    return copy

@@ -1,14 +1,17 @@
-"""Describes a tuning's plan: its privacy statement, and what it costs compared with a single run."""
+"""Describes a tuning: its privacy statement, what it costs compared with a single run, and what it has released."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import Any
 
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, TrialLaw
 from cords_dp.accounting.trade_off import risk_of_bound
 from cords_dp.planning.plan import PrivacyPlan
 from cords_dp.planning.statement import NOT_COVERED, TEST_METRICS, mechanism_rows
-from cords_dp.tuning.plan import TuningPlan
+from cords_dp.report.metrics import metric_words, shown_metric
+from cords_dp.tuning.plan import ACCURACY, TuningPlan
 
 _NAMES = {0.0: "logarithmic", 1.0: "geometric"}
 _NOT_COVERED = (
@@ -133,3 +136,30 @@ def _score_row(plan: TuningPlan) -> list[dict[str, Any]]:
         return []
     parameters = f"sigma {plan.score_noise:.6g}, rate 1, sensitivity: {release.description}"
     return [{"phase": "score", "mechanism": "Gaussian", "parameters": parameters, "count": 1}]
+
+
+@dataclass(frozen=True)
+class TuningResult:
+    """A tuning's release. ``score``: the best trial's noisy metric on V. ``accuracy``: of a public test set."""
+
+    settings: dict[str, Any]
+    score: float
+    accuracy: float
+    epsilon: float
+    delta: float
+    trials: str
+    out: str
+    metric: str = ACCURACY
+
+    def text(self) -> str:
+        rows = [(f"best {key}", f"{value:.6g}" if isinstance(value, float) else str(value)) for key, value in
+                self.settings.items()]  # fmt: skip
+        rows += [
+            (f"its {metric_words(self.metric)} on V", f"{shown_metric(self.metric, self.score)} (noisy)"),
+            *([] if math.isnan(self.accuracy) else [("test accuracy", f"{100 * self.accuracy:.2f} %")]),
+            ("epsilon, delta", f"{self.epsilon:.4f}, {self.delta:.3g} for all trials together"),
+            ("trials", f"a secret number, by the {self.trials}"),
+            ("results in", self.out),
+        ]
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)

@@ -20,11 +20,8 @@ from dotmap import DotMap
 
 from cords_dp.accounting import VALIDATION_DATA, Entry, Ledger
 from cords_dp.config import to_plain
-from cords_dp.config.settings import PRIVATE, UNREAD
 from cords_dp.data.build import evaluation_batches
-from cords_dp.data.sources.base import VALIDATION_FRACTION
 from cords_dp.errors import MechanismError
-from cords_dp.evaluation.metrics import LOWER_IS_BETTER
 from cords_dp.files import caches_in
 from cords_dp.models.card import FILE as MODEL_CARD
 from cords_dp.noise.generators import secure_generator
@@ -34,10 +31,8 @@ from cords_dp.runs.run import run_and_hand_over
 from cords_dp.selection.releases import Releases
 from cords_dp.training.metrics import evaluate
 from cords_dp.training.private_test import as_released, counts_of
-from cords_dp.training.resolve import resolve
 from cords_dp.training.trainer import TrainClassifier
 from cords_dp.tuning.plan import ACCURACY
-from cords_dp.tuning.search import with_settings
 
 
 @dataclass(frozen=True)
@@ -51,44 +46,10 @@ class Trial(Job):
         return self.token
 
 
-# What would tell of a trial to others than the tuning, or charge it by itself.
-_SILENCE = {
-    "train_args.wandb": False,
-    "train_args.tensorboard": False,
-    "ckpt.is_save": False,
-    "ckpt.is_load": False,
-    "privacy.account": None,
-}
-
-
-# What decides a model's frozen features. Where trials draw it, cached features would tell who drew what.
-_DECIDE_FEATURES = frozenset({"model.architecture", "model.features", "model.weights", "model.args"})
-
-
-def keeping_validation(config: Mapping[str, Any]) -> DotMap:
-    """Copy the config so that V is split off whatever the strategy reads: trials are scored on V.
-
-    A private test set is kept apart: each trial would release of it, and the choice depends on V alone.
-    """
-    run = resolve(with_settings(config, {}), plan=False)
-    apart = {"dataset.test": UNREAD} if run.test == PRIVATE else {}
-    return with_settings(
-        config, {**apart, **({"dataset.validation_fraction": VALIDATION_FRACTION} if run.whole else {})}
-    )
-
-
-def config_of_trial(config: Mapping[str, Any], settings: Mapping[str, Any]) -> DotMap:
-    copy = keeping_validation(with_settings(config, {**settings, **_SILENCE}))
-    if _DECIDE_FEATURES & settings.keys():
-        copy.model.feature_cache = False
-    copy.pop("report_tune", None)
-    return copy
-
-
 CACHE = "cache"
 SCORE = "score.json"
-MODEL = "model.pt"
-_KEPT = (MODEL, MODEL_CARD, RESULT)  # what else a run leaves speaks of its own budget, not of the tuning's
+MODEL_FILES = (MODEL_CARD, "model.pt")
+_KEPT = (*MODEL_FILES, RESULT)  # what else a run leaves speaks of its own budget, not of the tuning's
 
 
 def run_trial(
@@ -133,8 +94,3 @@ def noisy_score(trainer: TrainClassifier, release: Release, metric: str = ACCURA
     batches, size = evaluation_batches(validation, trainer.run.config, private=True), len(validation)
     _, accuracy = evaluate(trainer.model, batches, criterion, trainer.run.device)
     return float(releases.gaussian(release.name, np.array(accuracy * size))) / size
-
-
-def goodness(score: float, metric: str) -> float:
-    """Return what the best trial has most of; a score that is lost in the noise counts as the worst."""
-    return -math.inf if math.isnan(score) else -score if metric in LOWER_IS_BETTER else score

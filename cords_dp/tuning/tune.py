@@ -36,53 +36,21 @@ from dotmap import DotMap
 
 from cords_dp.accounting import Account, Ledger, Reservation, TrialLaw, ledger_under
 from cords_dp.config import load_config, thawed_copy, to_plain
-from cords_dp.config.settings import PUBLIC
-from cords_dp.config.values import one_of
 from cords_dp.errors import AccountingError, ConfigError, CordsDPError
-from cords_dp.evaluation.metrics import names
 from cords_dp.files import caches_in, make_owners_folder, write_durably
-from cords_dp.models.card import FILE as MODEL_CARD
 from cords_dp.noise.generators import secure_generator
 from cords_dp.planning import PrivacyPlan
-from cords_dp.report.metrics import metric_words, shown_metric
 from cords_dp.runs.jobs import RESULT
 from cords_dp.runs.sweep import Backend, run_jobs
 from cords_dp.runs.workers import LocalWorkers
 from cords_dp.training.resolve import resolve
 from cords_dp.training.run import public_sizes
-from cords_dp.tuning.plan import ACCURACY, TuningPlan, planner, read_law, tuning_plan_of
-from cords_dp.tuning.search import Space, read_space, with_settings
-from cords_dp.tuning.statement import tuning_markdown, tuning_report
-from cords_dp.tuning.trial import CACHE, MODEL, SCORE, Trial, config_of_trial, goodness, keeping_validation, run_trial
+from cords_dp.tuning.plan import TuningPlan, goodness, planner, read_law, read_metric, tuning_plan_of
+from cords_dp.tuning.search import Space, config_of_trial, keeping_validation, read_space, with_settings
+from cords_dp.tuning.statement import TuningResult, tuning_markdown, tuning_report
+from cords_dp.tuning.trial import CACHE, MODEL_FILES, SCORE, Trial, run_trial
 
 _PRIVATE, _TRIALS, _LEDGER, _RESULT = "private", "trials.json", "ledger.jsonl", "tuning.json"
-
-
-@dataclass(frozen=True)
-class TuningResult:
-    """A tuning's release. ``score``: the best trial's noisy metric on V. ``accuracy``: of a public test set."""
-
-    settings: dict[str, Any]
-    score: float
-    accuracy: float
-    epsilon: float
-    delta: float
-    trials: str
-    out: str
-    metric: str = ACCURACY
-
-    def text(self) -> str:
-        rows = [(f"best {key}", f"{value:.6g}" if isinstance(value, float) else str(value)) for key, value in
-                self.settings.items()]  # fmt: skip
-        rows += [
-            (f"its {metric_words(self.metric)} on V", f"{shown_metric(self.metric, self.score)} (noisy)"),
-            *([] if math.isnan(self.accuracy) else [("test accuracy", f"{100 * self.accuracy:.2f} %")]),
-            ("epsilon, delta", f"{self.epsilon:.4f}, {self.delta:.3g} for all trials together"),
-            ("trials", f"a secret number, by the {self.trials}"),
-            ("results in", self.out),
-        ]
-        width = max(len(name) for name, _ in rows)
-        return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
 
 
 class TrialsFailedError(CordsDPError, RuntimeError):
@@ -129,9 +97,7 @@ class Tuning:
         run = resolve(keeping_validation(config), plan=False)
         if run.privacy is None:
             raise ConfigError("dss_args.type", run.strategy.name, "only private strategies can be tuned privately")
-        metric = one_of(
-            "--metric", metric or ("rmse" if run.regression else ACCURACY), names(regression=run.regression)
-        )
+        metric = read_metric(metric, regression=run.regression)
         for settings in space.ends():
             resolve(with_settings(config, settings), plan=False)
         sizes = public_sizes(run)
@@ -244,13 +210,13 @@ class Tuning:
         runs = self._private / "runs"
         scores = {trial.id: json.loads((runs / trial.id / SCORE).read_text())["score"] for trial in trials}
         best = max(trials, key=lambda trial: goodness(scores[trial.id], self.plan.metric))
-        shown = resolve(self.config, plan=False).test == PUBLIC
+        shown = resolve(self.config, plan=False).shows_test
         report = tuning_report(self.plan, self.single, tested=shown)
         write_durably(self.out / "privacy.json", json.dumps(report, indent=2))
         write_durably(self.out / "privacy.md", tuning_markdown(report))
         chosen = to_plain(keeping_validation(with_settings(self.config, best.labels)))
         write_durably(self.out / "config.yaml", yaml.safe_dump(chosen, sort_keys=False))
-        for name in (MODEL_CARD, MODEL):
+        for name in MODEL_FILES:
             if (runs / best.id / name).is_file():
                 write_durably(self.out / name, (runs / best.id / name).read_bytes())
         summary = json.loads((runs / best.id / RESULT).read_text())

@@ -1756,7 +1756,7 @@ _PRIVATE_TEST = [
     ),
     _mutant(
         "exact-test-classes", "about.json has the exact accuracies of the classes of a private test set",
-        ('    if trainer.run.test == PUBLIC:\n        about["classes"]', '    if True:\n        about["classes"]'),
+        ('    if trainer.run.shows_test:\n        about["classes"]', '    if True:\n        about["classes"]'),
         TESTED + "test_no_file_and_no_line_has_an_exact_metric",
     ),
     _mutant(

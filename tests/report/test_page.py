@@ -17,7 +17,8 @@ from dotmap import DotMap
 from cords_dp.config import config_for
 from cords_dp.report.page import write_page
 from cords_dp.report.pieces import table_html
-from cords_dp.runs.run import released_draws, run_experiment
+from cords_dp.runs.result import released_draws
+from cords_dp.runs.run import run_experiment
 from cords_dp.selection.align import Align
 from cords_dp.studies.match import Match
 

@@ -30,9 +30,9 @@ from cords_dp.planning import Release, build_plan
 from cords_dp.runs.workers import Failed, Finished, LocalWorkers, RayTasks, Started
 from cords_dp.training.resolve import resolve
 from cords_dp.tuning import trial as trial_module
-from cords_dp.tuning.plan import read_law
-from cords_dp.tuning.search import Between, OneOf, Whole, read_space
-from cords_dp.tuning.trial import goodness, keeping_validation, noisy_score, run_trial
+from cords_dp.tuning.plan import goodness, read_law
+from cords_dp.tuning.search import Between, OneOf, Whole, keeping_validation, read_space
+from cords_dp.tuning.trial import noisy_score, run_trial
 from cords_dp.tuning.tune import TrialsFailedError, Tuning, heartbeat, tune
 
 LR = "optimizer.lr=loguniform(0.05, 5)"
