@@ -13,10 +13,17 @@ from cords_dp.accounting.events import to_dict
 from cords_dp.accounting.trade_off import risk_of_bound
 from cords_dp.files import write_durably
 from cords_dp.planning.build import price_of_selection
-from cords_dp.planning.interchange import events_of
-from cords_dp.planning.measures import measure_lines, measures_of, registry_fields, rounded_up
+from cords_dp.planning.guarantee import (
+    events_of,
+    measure_lines,
+    measures_of,
+    protected,
+    registry_fields,
+    relation_words,
+    rounded_up,
+    unprotected,
+)
 from cords_dp.planning.plan import PrivacyPlan, before_amplification
-from cords_dp.planning.protection import protected, relation_words, unprotected
 from cords_dp.planning.schedule import TRAINING
 from cords_dp.planning.statement_page import about_rows, other_totals, statement_page
 

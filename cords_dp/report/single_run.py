@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from cords_dp.planning.measures import measure_lines, trade_off_figure
-from cords_dp.planning.statement_page import about_rows, other_totals
+from cords_dp.planning.guarantee import measure_lines
+from cords_dp.planning.statement_page import about_rows, other_totals, trade_off_figure
 from cords_dp.report.metrics import metric_numbers, metric_rows, metric_tables
 from cords_dp.report.pieces import figure_html, read_json, table_html
 from cords_dp.report.plots import plt, tidy_axis

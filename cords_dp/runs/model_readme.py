@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from cords_dp.files import write_durably
-from cords_dp.planning.measures import rounded_up
+from cords_dp.planning.guarantee import rounded_up
 from cords_dp.planning.statement_page import about_rows
 from cords_dp.report.metrics import metric_numbers, metric_rows
 

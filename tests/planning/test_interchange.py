@@ -23,7 +23,7 @@ from cords_dp.accounting import (
 )
 from cords_dp.accounting.events import from_dict, to_dict
 from cords_dp.errors import AccountingError
-from cords_dp.planning.interchange import events_of
+from cords_dp.planning.guarantee import events_of
 from cords_dp.planning.statement import privacy_report
 from cords_dp.training.resolve import resolve
 

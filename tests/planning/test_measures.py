@@ -7,7 +7,7 @@ import html
 import pytest
 
 from cords_dp.accounting import Ledger, epsilon_bound
-from cords_dp.planning.measures import measure_lines
+from cords_dp.planning.guarantee import measure_lines
 from cords_dp.planning.statement import privacy_markdown, privacy_report
 from cords_dp.planning.statement_page import statement_page
 from cords_dp.report.single_run import measures_part

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from cords_dp.planning.protection import protected, relation_words, unprotected
+from cords_dp.planning.guarantee import protected, relation_words, unprotected
 from cords_dp.training.resolve import resolve
 
 

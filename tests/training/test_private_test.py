@@ -121,7 +121,7 @@ def test_a_secret_subset_amplifies_nothing_of_the_test_set(make_config):
 
 
 def _events(plan):
-    from cords_dp.planning.interchange import events_of
+    from cords_dp.planning.guarantee import events_of
 
     return events_of(plan)["datasets"]
 
