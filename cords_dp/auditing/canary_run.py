@@ -18,11 +18,10 @@ from cords_dp.accounting.trade_off import trade_off
 from cords_dp.auditing.findings import Finding
 from cords_dp.auditing.null import NullSession
 from cords_dp.auditing.one_run import count_right, epsilon_from_guesses, mu_from_guesses
-from cords_dp.auditing.toys import CRITERION, LENGTH, along_canaries, canaries, shifted_classes
+from cords_dp.auditing.toys import CRITERION, LENGTH, CanarySet, along_canaries
 from cords_dp.auditing.trade_off import Counts, epsilon_at, frequency_finding, rates_finding
 from cords_dp.config import thawed_copy
-from cords_dp.data.record_set import RecordSet, Splits, array_set, records_at
-from cords_dp.data.store import ArrayStore
+from cords_dp.data.record_set import records_at
 from cords_dp.errors import AccountingError, ConfigError
 from cords_dp.noise.generators import secure_generator
 from cords_dp.planning import PrivacyPlan
@@ -30,57 +29,8 @@ from cords_dp.training.log import console
 from cords_dp.training.resolve import resolve
 from cords_dp.training.trainer import TrainClassifier
 
-_SIDE = 8  # inputs of the ordinary records
-_HELD_OUT = 200  # records of V
 _GUESSED = 0.1  # of the canaries; on the others the guesser abstains
 _GUESS_DELTA = 1e-9  # 2·m·δ has to be small beside the joint confidence
-
-
-class WatchedStore(ArrayStore):
-    """Remembers which records were last read: at the end of a step, its batch."""
-
-    last = np.zeros(0, dtype=np.int64)
-
-    def read(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
-        self.last = rows
-        return super().read(rows)
-
-
-@dataclass(frozen=True)
-class CanarySet:
-    """``count`` canaries and as many ordinary records, a validation and a test set.
-
-    each: where the unit is an owner, a canary is one with so many equal records, and so is every other owner.
-    """
-
-    count: int
-    each: int = 1
-
-    @property
-    def n(self) -> int:
-        return 2 * self.count
-
-    @property
-    def inputs(self) -> int:
-        return self.count + _SIDE
-
-    def splits(self) -> Splits:
-        def ordinary(count: int, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-            x, y = shifted_classes(count, share, seed, inputs=_SIDE)
-            return np.concatenate([np.zeros((count, self.count), dtype=np.float32), x], axis=1), y
-
-        x, y = canaries(self.count, self.inputs)
-        ordinary_x, ordinary_y = ordinary(self.count, 0.2, 1)
-        x, y = np.concatenate([x, ordinary_x]), np.concatenate([y, ordinary_y])
-        train = RecordSet(WatchedStore(np.repeat(x, self.each, axis=0), np.repeat(y, self.each)))
-        validation, test = array_set(*ordinary(_HELD_OUT, 0.8, 2)), array_set(*ordinary(50, 0.8, 3))
-        return Splits(train, validation, test, 2)
-
-    def owners(self) -> tuple[list[str], list[str]] | None:
-        """Return whose the records of D and V are, by name; None where the unit is a record."""
-        if self.each == 1:
-            return None
-        return [f"d{i // self.each}" for i in range(self.n * self.each)], [f"v{i}" for i in range(_HELD_OUT)]
 
 
 def audited_config(cfg: Any, epsilon: float, data: CanarySet, folder: str) -> DotMap:
@@ -112,7 +62,7 @@ def audited_config(cfg: Any, epsilon: float, data: CanarySet, folder: str) -> Do
 
 
 def audited_plan(config: DotMap, data: CanarySet) -> PrivacyPlan:
-    plan = resolve(config, own_data=True).for_owners(owned=data.each > 1).plan(data.n, _HELD_OUT)
+    plan = resolve(config, own_data=True).for_owners(owned=data.each > 1).plan(data.n, data.held_out)
     if plan is None or plan.noiseless:
         raise ConfigError("dss_args.type", config["dss_args"]["type"], "an audit needs a private strategy")
     return plan

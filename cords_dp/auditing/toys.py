@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from cords_dp.data.owners import Owners
-from cords_dp.data.record_set import RecordSet, array_set
+from cords_dp.data.record_set import RecordSet, Splits, array_set
+from cords_dp.data.store import ArrayStore
 
 CRITERION = nn.CrossEntropyLoss(reduction="none")
 _INPUTS = 6
+_SIDE = 8  # inputs of the ordinary records beside canaries
 LENGTH = 100.0  # of a canary: its gradient is far longer than any clip norm
 
 
@@ -145,3 +148,51 @@ def shifted_classes(count: int, share: float, seed: int, inputs: int = _INPUTS) 
     rng.shuffle(y)
     x = rng.normal(size=(count, inputs)) + np.where(y[:, None] == 1, 0.8, -0.8)
     return x.astype(np.float32), y
+
+
+class WatchedStore(ArrayStore):
+    """Remembers which records were last read: at the end of a step, its batch."""
+
+    last = np.zeros(0, dtype=np.int64)
+
+    def read(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        self.last = rows
+        return super().read(rows)
+
+
+@dataclass(frozen=True)
+class CanarySet:
+    """``count`` canaries and as many ordinary records, a validation and a test set.
+
+    each: where the unit is an owner, a canary is one with so many equal records, and so is every other owner.
+    """
+
+    count: int
+    each: int = 1
+    held_out: ClassVar[int] = 200  # records of V
+
+    @property
+    def n(self) -> int:
+        return 2 * self.count
+
+    @property
+    def inputs(self) -> int:
+        return self.count + _SIDE
+
+    def splits(self) -> Splits:
+        def ordinary(count: int, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+            x, y = shifted_classes(count, share, seed, inputs=_SIDE)
+            return np.concatenate([np.zeros((count, self.count), dtype=np.float32), x], axis=1), y
+
+        x, y = canaries(self.count, self.inputs)
+        ordinary_x, ordinary_y = ordinary(self.count, 0.2, 1)
+        x, y = np.concatenate([x, ordinary_x]), np.concatenate([y, ordinary_y])
+        train = RecordSet(WatchedStore(np.repeat(x, self.each, axis=0), np.repeat(y, self.each)))
+        validation, test = array_set(*ordinary(self.held_out, 0.8, 2)), array_set(*ordinary(50, 0.8, 3))
+        return Splits(train, validation, test, 2)
+
+    def owners(self) -> tuple[list[str], list[str]] | None:
+        """Return whose the records of D and V are, by name; None where the unit is a record."""
+        if self.each == 1:
+            return None
+        return [f"d{i // self.each}" for i in range(self.n * self.each)], [f"v{i}" for i in range(self.held_out)]

@@ -128,11 +128,7 @@ def _configured(args: argparse.Namespace) -> tuple[PlannedRun, tuple[int, ...]]:
 
 def _asked(args: argparse.Namespace) -> tuple[PlannedRun, tuple[int, int]]:
     """Turn the numbers of the command line into a run, checked as those of a config are."""
-    from cords_dp.config.keys import KEYS
-    from cords_dp.config.settings import PrivacySettings, SubsetSettings
-    from cords_dp.config.values import check_keys
-    from cords_dp.planning.budget import Question, advise
-    from cords_dp.planning.mechanism import read_mechanism
+    from cords_dp.planning.budget import advise, question
 
     if args.epsilon is None:
         raise ConfigError("--epsilon", None, "say how much may be spent, e.g. --epsilon 3")
@@ -140,17 +136,16 @@ def _asked(args: argparse.Namespace) -> tuple[PlannedRun, tuple[int, int]]:
         raise ConfigError("--share", args.share, "must lie in (0, 1]")
     if args.trials is not None:
         raise ConfigError("--trials", args.trials, "what tuning costs is shown for a config: give --config")
-    check_keys("privacy", {"epsilon": args.epsilon, "delta": args.delta}, KEYS["privacy"])
-    privacy = PrivacySettings(epsilon=args.epsilon, delta=args.delta)
-    epochs = args.epochs or advise(args.share, args.shift).epochs
-    selects = args.mechanism != "none"
-    every = max(1, -(-epochs // args.selections))
-    subset = SubsetSettings(fraction=args.share, select_every=every)
-    if not selects:
-        subset = SubsetSettings(compute_fraction=args.share)
-    mechanism = read_mechanism({"mechanism": args.mechanism}, privacy, subset) if selects else None
-    validation = args.n_validation or max(1, args.n // 9)
-    return Question(privacy, subset, mechanism, epochs, args.batch), (args.n, validation)
+    asked = question(
+        epsilon=args.epsilon,
+        delta=args.delta,
+        share=args.share,
+        mechanism=None if args.mechanism == "none" else args.mechanism,
+        selections=args.selections,
+        epochs=args.epochs or advise(args.share, args.shift).epochs,
+        batch_size=args.batch,
+    )
+    return asked, (args.n, args.n_validation or max(1, args.n // 9))
 
 
 def _written(args: argparse.Namespace, found: Any) -> list[str]:

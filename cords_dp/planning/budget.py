@@ -29,10 +29,12 @@ from typing import Any, Protocol
 
 from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, Event, epsilon_bound
 from cords_dp.accounting.composition import ROUGH
+from cords_dp.config.keys import KEYS
 from cords_dp.config.settings import PrivacySettings, SubsetSettings
+from cords_dp.config.values import check_keys
 from cords_dp.errors import CordsDPError
 from cords_dp.planning.build import build_plan, price_of_selection
-from cords_dp.planning.mechanism import Mechanism, registered_mechanisms
+from cords_dp.planning.mechanism import Mechanism, read_mechanism, registered_mechanisms
 from cords_dp.planning.plan import PrivacyPlan
 from cords_dp.planning.schedule import SELECTION
 from cords_dp.planning.statement import group_rows, group_words, price_sentence
@@ -75,6 +77,26 @@ class Question:
             uses_all=self.mechanism is None,
             n_test=n_test,
         )
+
+
+def question(
+    *,
+    epsilon: float,
+    delta: float | None,
+    share: float,
+    mechanism: str | None,
+    selections: int,
+    epochs: int,
+    batch_size: int | None = None,
+) -> Question:
+    """Ask for a budget in numbers, which are checked as those of a config are. ``selections``: in all epochs."""
+    check_keys("privacy", {"epsilon": epsilon, "delta": delta}, KEYS["privacy"])
+    privacy = PrivacySettings(epsilon=epsilon, delta=delta)
+    if mechanism is None:
+        return Question(privacy, SubsetSettings(compute_fraction=share), None, epochs, batch_size)
+    subset = SubsetSettings(fraction=share, select_every=max(1, -(-epochs // selections)))
+    chosen = read_mechanism({"mechanism": mechanism}, privacy, subset)
+    return Question(privacy, subset, chosen, epochs, batch_size)
 
 
 @dataclass(frozen=True)

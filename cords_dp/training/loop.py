@@ -34,7 +34,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, default_collate
 
@@ -44,13 +44,10 @@ from cords_dp.config.settings import AUTO
 from cords_dp.config.values import suggest, whole
 from cords_dp.data.record_set import Splits
 from cords_dp.errors import BudgetExceededError, ConfigError, MechanismError
-from cords_dp.models.build import check_input
-from cords_dp.models.private import make_private_ready
-from cords_dp.models.unchanged import refuse_changes, state_of
 from cords_dp.planning import Cost, PrivacyPlan
 from cords_dp.planning.statement import privacy_report, write_statement
 from cords_dp.processes import current_world
-from cords_dp.training.loop_step import DrawnBatch, LoopOptimizer, follow
+from cords_dp.training.loop_step import DrawnBatch, LoopOptimizer, ready_for_loop, watch
 from cords_dp.training.poisson import Batch
 from cords_dp.training.preparing import planned_records
 from cords_dp.training.private_session import PrivateSession
@@ -140,20 +137,15 @@ class PrivateLoader:
             raise MechanismError("a loader is one private run, with one model: make another loader for another model")
         if current_world().size > 1:
             raise MechanismError("a loop of your own runs in one process; TrainClassifier trains in several")
-        ready, replaced = make_private_ready(model)
-        for what in replaced:
-            self.logger.warning("%s: replaced %s.", type(model).__name__, what)
-        follow(optimizer, model, ready)
-        device = next(ready.parameters()).device
-        ready.to(device)
-        check_input(ready, self._data.train[0][0])
+        ready = ready_for_loop(model, optimizer, self._data.train[0][0], self.logger)
         session, rate = self._session, optimizer.param_groups[0]["lr"]
-        session.run = replace(self._run.with_plan(self.plan, rate), own_device=str(device))
+        device = str(next(ready.parameters()).device)
+        session.run = replace(self._run.with_plan(self.plan, rate), own_device=device)
         session.open(self._data, ready, built=False, features=False)
         twin = copy.deepcopy(ready, {id(p): p for p in ready.parameters()}).train()
         session.equip(self._loss, optimizer, stepped=twin)
         self._optimizer = LoopOptimizer(optimizer, self._take_step)
-        self._watch(ready)
+        watch(ready, self._seen)
         return ready, self._optimizer
 
     # -- batches and steps --------------------------------------------------------------------------------
@@ -196,24 +188,9 @@ class PrivateLoader:
         self._batch.take()
         self._session.step(self._batch.drawn)
 
-    def _watch(self, model: nn.Module) -> None:
-        """Watch every forward pass of the loop, by plain functions: copies of the model do not copy the loader.
-
-        One in which the model changes its weights is refused, as in a step: the loop shows it the batch first.
-        """
-        state: dict[str, Tensor] = {}
-
-        def begins(module: nn.Module, inputs: tuple[object, ...]) -> None:
-            state.clear()
-            state.update(state_of(module))
-
-        def seen(module: nn.Module, inputs: tuple[object, ...], outputs: object) -> None:
-            refuse_changes(module, state)
-            if self._batch is not None:
-                self._batch.watch(module, inputs, outputs, self._loss)
-
-        model.register_forward_pre_hook(begins)
-        model.register_forward_hook(seen)
+    def _seen(self, module: nn.Module, inputs: tuple[object, ...], outputs: object) -> None:
+        if self._batch is not None:
+            self._batch.watch(module, inputs, outputs, self._loss)
 
     # -- what may be told -----------------------------------------------------------------------------------
 

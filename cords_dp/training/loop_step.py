@@ -1,10 +1,11 @@
-"""A step of a custom loop: the optimizer that looks like the user's, and the drawn batch that is good for one step.
+"""What a custom loop holds: a model made ready, an optimizer that looks like the user's, a batch good for one step.
 
 `loop` has the guarantees. What a loop computes of a batch is compared, and enters the weights nowhere.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +16,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from cords_dp.errors import MechanismError
+from cords_dp.models.build import check_input
+from cords_dp.models.private import make_private_ready
+from cords_dp.models.unchanged import refuse_changes, state_of
 from cords_dp.training.poisson import Batch
 
 
@@ -67,6 +71,36 @@ class LoopOptimizer(Optimizer):
                 "this optimizer was made private: step with the one that make_private returned, as in "
                 "model, optimizer = loader.make_private(model, optimizer)"
             )
+
+
+def ready_for_loop(model: nn.Module, optimizer: Optimizer, record: Tensor, logger: logging.Logger) -> nn.Module:
+    """Replace what mixes records, with a warning; refuse a model that cannot read such records."""
+    ready, replaced = make_private_ready(model)
+    for what in replaced:
+        logger.warning("%s: replaced %s.", type(model).__name__, what)
+    follow(optimizer, model, ready)
+    ready.to(next(ready.parameters()).device)
+    check_input(ready, record)
+    return ready
+
+
+def watch(model: nn.Module, seen: Callable[[nn.Module, tuple[object, ...], object], None]) -> None:
+    """Show every forward pass of the loop, by plain functions: copies of the model do not copy the loader.
+
+    One in which the model changes its weights is refused, as in a step: the loop shows it the batch first.
+    """
+    state: dict[str, Tensor] = {}
+
+    def begins(module: nn.Module, inputs: tuple[object, ...]) -> None:
+        state.clear()
+        state.update(state_of(module))
+
+    def ends(module: nn.Module, inputs: tuple[object, ...], outputs: object) -> None:
+        refuse_changes(module, state)
+        seen(module, inputs, outputs)
+
+    model.register_forward_pre_hook(begins)
+    model.register_forward_hook(ends)
 
 
 def follow(optimizer: Optimizer, old: nn.Module, new: nn.Module) -> None:

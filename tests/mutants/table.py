@@ -183,7 +183,7 @@ _CLIPPING = [
     ),
     _mutant(
         "loop-s-pass-may-change-weights", "the loop's own pass rewrites weights before the step looks at them",
-        ("            refuse_changes(module, state)\n", ""),
+        ("        refuse_changes(module, state)\n", ""),
         LOOP + "test_a_forward_pass_of_the_loop_in_which_weights_change_is_refused",
     ),
     _mutant(
