@@ -19,12 +19,11 @@ from typing import Any
 
 import numpy as np
 from dotmap import DotMap
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from cords_dp.config import thawed_copy, to_plain
 from cords_dp.config.settings import PRIVATE, UNREAD
-from cords_dp.data.feature_cache import with_features
 from cords_dp.data.fetch import image_arrays
 from cords_dp.data.handed_over import as_records, checked_splits
 from cords_dp.data.padding import is_text, padded_splits, public_length
@@ -230,19 +229,6 @@ def describe_padding(config: Mapping[str, Any]) -> list[str]:
     if not is_text(config):
         return []
     return [f"Every record is cut or filled up to {public_length(config)} words (dataset.max_length)."]
-
-
-def featured(data: Splits, model: nn.Module, config: Mapping[str, Any], *, device: str, progress: bool) -> Splits:
-    """Pass every record through the model's fixed input transform once, where it has one."""
-    transform = getattr(model, "input_transform", None)
-    if transform is None:
-        return data
-    kept = config["model"].get("feature_cache") is not False
-    folder = Path(config["dataset"].get("datadir") or "data").expanduser() / "features"
-    half = getattr(model, "reads_half", False)
-
-    cache = folder if kept else None
-    return data.each(lambda part: with_features(part, transform, cache, progress=progress, device=device, half=half))
 
 
 def evaluation_batches(

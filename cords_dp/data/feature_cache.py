@@ -17,18 +17,18 @@ import os
 import re
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 from filelock import FileLock
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from cords_dp.data.handed_over import as_records
-from cords_dp.data.record_set import RecordSet
+from cords_dp.data.record_set import RecordSet, Splits
 from cords_dp.data.store import LabelledStore
 from cords_dp.errors import DatasetUnavailableError
 from cords_dp.files import allocate, remove_stale, sync, write_durably
@@ -98,6 +98,18 @@ def threads_for(dataset: Dataset) -> contextlib.AbstractContextManager[None]:
     from cords_dp.data.half_rows import torch_on_one_thread  # late: it compiles
 
     return torch_on_one_thread()
+
+
+def featured(data: Splits, model: nn.Module, config: Mapping[str, Any], *, device: str, progress: bool) -> Splits:
+    """Pass every record through the model's fixed input transform once, where it has one."""
+    transform = getattr(model, "input_transform", None)
+    if transform is None:
+        return data
+    kept = config["model"].get("feature_cache") is not False
+    folder = Path(config["dataset"].get("datadir") or "data").expanduser() / "features"
+    half = getattr(model, "reads_half", False)
+    cache = folder if kept else None
+    return data.each(lambda part: with_features(part, transform, cache, progress=progress, device=device, half=half))
 
 
 def with_features(

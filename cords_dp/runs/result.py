@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from cords_dp.data.build import evaluation_batches
+from cords_dp.data.build import described_rows, evaluation_batches
 from cords_dp.data.record_set import sequential_batches
 from cords_dp.evaluation.measured import metrics_of, metrics_released
 from cords_dp.planning.mechanism import Mechanism
@@ -27,6 +27,7 @@ from cords_dp.selection.align import Align
 from cords_dp.training.metrics import groups_of, predictions
 
 if TYPE_CHECKING:
+    from cords_dp.training.session import Session
     from cords_dp.training.trainer import TrainClassifier
 
 
@@ -152,6 +153,11 @@ def measured_metrics(trainer: TrainClassifier, classes: tuple[str, ...]) -> dict
     if groups is not None and len(groups[0]) != len(targets):  # labels that are no class, in a set that was handed over
         groups = None
     return metrics_of(targets, outputs, classes=classes, wanted=section.get("metrics"), groups=groups)
+
+
+def published_rows(session: Session) -> dict[str, Any]:
+    """Return ``subset.json``: the last subset by its records' rows in the file or the published set."""
+    return described_rows(session.run.config, session.rows_of_train, session.published_subset())
 
 
 def about_run(trainer: TrainClassifier, out: Path, classes: tuple[str, ...]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from cords_dp.processes import current_world, keep_freed_memory
 from cords_dp.progress import quiet
 from cords_dp.report.metrics import metric_numbers
 from cords_dp.runs.model_readme import write_model_readme
-from cords_dp.runs.result import RunResult, about_run, measured_metrics
+from cords_dp.runs.result import RunResult, about_run, measured_metrics, published_rows
 from cords_dp.training.handover import explaining_full_disks, model_card
 from cords_dp.training.log import console
 from cords_dp.training.metrics import History
@@ -85,7 +85,7 @@ def _written(trainer: TrainClassifier, out: Path) -> RunResult:
     assert trainer.model is not None
     write_durably(out / "model.pt", weights(trainer.model))
     if trainer.run.subset.publish_subset:
-        write_durably(out / "subset.json", json.dumps(trainer.session.published_rows()))
+        write_durably(out / "subset.json", json.dumps(published_rows(trainer.session)))
     if about := about_run(trainer, out, card.classes):
         write_durably(out / "about.json", json.dumps(about, indent=2))
     result = replace(_summary(trainer, out), metrics=measured)

@@ -11,10 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from cords_dp.accounting import Ledger
 from cords_dp.errors import CordsDPError
 from cords_dp.files import write_durably
 from cords_dp.models.losses import CHECKPOINT_CLASSES
+from cords_dp.planning import PrivacyPlan
 from cords_dp.training.metrics import History
+from cords_dp.training.opening import ledger_path
+from cords_dp.training.run import Run
 from cords_dp.training.session import Session
 
 
@@ -65,3 +69,14 @@ def load_run(path: Path | None, session: Session, history: History) -> int:
     session.train_seconds = float(history.last("time", 0.0))
     session.logger.info("Loading saved checkpoint model at epoch: %d", state["epoch"])
     return int(state["epoch"])
+
+
+def began_with_validation(run: Run, plan: PrivacyPlan | None, checkpoint: Path | None) -> bool:
+    """Return whether the run that is resumed began with V split off, by a version that always did.
+
+    Its ledger was opened under another plan then: the one for D without V's records is tried, or the run refused.
+    """
+    path = None if checkpoint is None else ledger_path(checkpoint)
+    if plan is None or not (run.whole and run.resumes) or path is None or not path.is_file():
+        return False
+    return Ledger.read(path).fingerprint != plan.fingerprint

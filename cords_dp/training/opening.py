@@ -18,7 +18,7 @@ from cords_dp.accounting.journal import locked
 from cords_dp.config import config_digest
 from cords_dp.data.digests import RecordDigests, bound_records
 from cords_dp.data.handed_over import as_records
-from cords_dp.data.record_set import Share, Splits, cut_splits
+from cords_dp.data.record_set import Splits, cut_splits
 from cords_dp.errors import AccountingError, ConfigError, MechanismError
 from cords_dp.files import remove_stale
 from cords_dp.noise.generators import Streams
@@ -26,7 +26,6 @@ from cords_dp.planning import Mechanism, PrivacyPlan
 from cords_dp.planning.mechanism import registered_mechanisms
 from cords_dp.planning.statement import STATEMENT
 from cords_dp.processes import World
-from cords_dp.training.run import Run
 
 if TYPE_CHECKING:
     from cords_dp.training.private_session import PrivateSession
@@ -54,19 +53,13 @@ def refuse_what_needs_all_records(mechanism: Mechanism | None) -> None:
         )
 
 
-def share_of(world: World, run: Run) -> Share:
-    """Return what this process holds of the records."""
-    weights = run.config["train_args"].get("shares") or ()
-    return Share() if world.size == 1 else Share(world.rank, world.size, tuple(weights))
-
-
 def own_part(session: PrivateSession, data: Splits, binding: str) -> Splits:
     """Return this process's part of the sets.
 
     Processes with other configs or files are refused: they could hold one record twice. All of this is public.
     """
     run, plan, world = session.run, session.plan, session.world
-    part = cut_splits(data.each(as_records), share_of(world, run))
+    part = cut_splits(data.each(as_records), run.share(world))
     if world.size > 1:
         facts = [binding, plan.fingerprint, config_digest(run.config), run.config["train_args"].get("shares")]
         world.refuse_disagreement(facts, "config or data", "give all of them the same files")
@@ -229,14 +222,3 @@ def _states(folder: Path, ledger: Ledger) -> bool:
         return report["ledger"]["id"] == ledger.id
     except (OSError, ValueError, KeyError, TypeError):
         return False
-
-
-def began_with_validation(run: Run, plan: PrivacyPlan | None, checkpoint: Path | None) -> bool:
-    """Return whether the run that is resumed began with V split off, by a version that always did.
-
-    Its ledger was opened under another plan then: the one for D without V's records is tried, or the run refused.
-    """
-    path = None if checkpoint is None else ledger_path(checkpoint)
-    if plan is None or not (run.whole and run.resumes) or path is None or not path.is_file():
-        return False
-    return Ledger.read(path).fingerprint != plan.fingerprint

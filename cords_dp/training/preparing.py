@@ -27,7 +27,6 @@ from cords_dp.models.private import make_private_ready
 from cords_dp.noise.generators import Streams
 from cords_dp.planning import PrivacyPlan
 from cords_dp.processes import World
-from cords_dp.training.opening import share_of
 from cords_dp.training.optim import build_optimizer, build_scheduler, planned_learning_rate
 from cords_dp.training.run import Run, sizes_of
 
@@ -119,7 +118,7 @@ def planned_records(
 
 def _load_dataset(run: Run, world: World) -> Splits:
     """Load the configured data; of several processes each reads its share where it can."""
-    return build_dataset(run.config, Streams(run.seed).numpy("data"), share_of(world, run))
+    return build_dataset(run.config, Streams(run.seed).numpy("data"), run.share(world))
 
 
 def _completed(run: Run, plan: PrivacyPlan | None, model: nn.Module, record: Tensor, data: Splits | None) -> Prepared:

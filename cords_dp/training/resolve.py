@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from dotmap import DotMap
 
-from cords_dp.config import PrivacySettings, SubsetSettings, frozen_copy, given_copy, load_config, thawed_copy
+from cords_dp.config import PrivacySettings, SubsetSettings, frozen_copy, given_copy, load_config
 from cords_dp.config.keys import DEAD_SECTIONS, KEYS, TOP_LEVEL, section_keys, with_defaults
 from cords_dp.config.settings import AUTO, PRIVATE, PUBLIC
 from cords_dp.config.values import Key, anything, check_keys, folder, keys_of, suggest
@@ -59,7 +59,7 @@ GivenConfig: TypeAlias = Run | DotMap | Mapping[str, Any] | str | PathLike[str] 
 def as_given(given: GivenConfig) -> tuple[DotMap, Run | None]:
     """Return a config in CORDS' form, and the run if it is resolved already. Older notebooks name the file of one."""
     if isinstance(given, Run):
-        return DotMap(thawed_copy(given.config)), given
+        return given.as_cords(), given
     if isinstance(given, (str, PathLike)):
         given = load_config(Path(given))
     return given if isinstance(given, DotMap) else DotMap(given), None

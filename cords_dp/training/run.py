@@ -8,16 +8,17 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from dotmap import DotMap
 
-from cords_dp.config import PrivacySettings, SubsetSettings, frozen_copy
+from cords_dp.config import PrivacySettings, SubsetSettings, frozen_copy, thawed_copy
 from cords_dp.config.settings import PRIVATE, PUBLIC, RECORDS_PER_OWNER
 from cords_dp.data.published import known_sizes
-from cords_dp.data.record_set import Splits
+from cords_dp.data.record_set import Share, Splits
 from cords_dp.errors import AccountingError, ConfigError
 from cords_dp.noise.generators import Streams
 from cords_dp.planning import Mechanism, PrivacyPlan, build_plan
 from cords_dp.planning.schedule import Preparation
-from cords_dp.processes import current_world, local_rank
+from cords_dp.processes import World, current_world, local_rank
 from cords_dp.training.strategies import Strategy
 
 
@@ -110,6 +111,15 @@ class Run:
             raise ConfigError(
                 "privacy.epsilon", self.privacy.epsilon, f"no noise meets this budget with the other keys: {error}"
             ) from error
+
+    def share(self, world: World) -> Share:
+        """Return what a process holds of the records."""
+        weights = self.config["train_args"].get("shares") or ()
+        return Share() if world.size == 1 else Share(world.rank, world.size, tuple(weights))
+
+    def as_cords(self) -> DotMap:
+        """Return the config in CORDS' form, to be written into."""
+        return DotMap(thawed_copy(self.config))
 
     def for_owners(self, *, owned: bool) -> Run:
         """Return the same run on sets that a program has handed over; ``owned``: with owners of their records."""

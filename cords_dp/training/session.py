@@ -25,8 +25,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from cords_dp.accounting import Ledger
 from cords_dp.config import thawed_copy
-from cords_dp.data.build import described_rows, featured
-from cords_dp.data.feature_cache import threads_for
+from cords_dp.data.feature_cache import featured, threads_for
 from cords_dp.data.handed_over import as_records
 from cords_dp.data.record_set import Splits
 from cords_dp.data.sources.base import Source, find_source
@@ -50,8 +49,8 @@ class Session:
 
     built: the records are the config's, and were not handed over. source: what the strategy has built; a loader of
     CORDS', or an object with ``pool(epoch)``. average: of the weights over the steps, where one is kept. data_files:
-    what a private run's statement says of them (rank 0). fit: what was released of D before training. tested: of a
-    private test set, when it ended.
+    what a private run's statement says of them (rank 0). rows_of_train: where D's records are in the file or the
+    published set. fit: what was released of D before training. tested: of a private test set, when it ended.
     """
 
     plan: PrivacyPlan | None = None
@@ -68,7 +67,7 @@ class Session:
     data_files: Mapping[str, Any]
     fit: dict[str, Any] | None = None
     tested: ReleasedTest | None = None
-    _rows_of_train: np.ndarray | None
+    rows_of_train: np.ndarray | None
 
     def __init__(self, run: Run, *, world: World, logger: logging.Logger):
         self.run, self.world, self.logger = run, world, logger
@@ -85,7 +84,7 @@ class Session:
         fixed transform once, if it has one.
         """
         self.built, self.model = built, model
-        self._rows_of_train = as_records(data.train).file_rows() if built else None
+        self.rows_of_train = as_records(data.train).file_rows() if built else None
         data = self._made_ready(data)
         if features:
             shown = progress and self.world.main
@@ -220,10 +219,6 @@ class Session:
         if self.plan is None or self.plan.secret_pool:
             raise MechanismError("the pool is secret state of the training mechanism and cannot be published")
         return [int(i) for i in self.source.current.indices]
-
-    def published_rows(self) -> dict[str, Any]:
-        """Return ``subset.json``: the same records by their rows in the file or the published set."""
-        return described_rows(self.run.config, self._rows_of_train, self.published_subset())
 
     def _own_source(self) -> Source | None:
         """Return the source that has read the user's own records, if one has."""

@@ -17,20 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from dotmap import DotMap
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from tqdm import tqdm
 
 from cords_dp import cords
 from cords_dp.accounting import Ledger
-from cords_dp.config import thawed_copy
-from cords_dp.data.record_set import Splits
-from cords_dp.data.sources.base import Facts
+from cords_dp.data import Facts, Splits
 from cords_dp.errors import BudgetExceededError
 from cords_dp.planning import Cost, PrivacyPlan
 from cords_dp.processes import World, current_world, threads_for_steps
-from cords_dp.training.checkpoint import checkpoint_path, load_run, save_run
+from cords_dp.training.checkpoint import began_with_validation, checkpoint_path, load_run, save_run
 from cords_dp.training.handover import explaining_full_disks, folders_of, hand_over, look_back
 from cords_dp.training.log import (
     RowLogger,
@@ -44,7 +41,6 @@ from cords_dp.training.log import (
     shown_metrics,
 )
 from cords_dp.training.metrics import History, Measuring
-from cords_dp.training.opening import began_with_validation
 from cords_dp.training.preparing import (
     Prepared,
     fixed_lines,
@@ -175,7 +171,7 @@ class TrainClassifier(cords.TrainClassifier):
             return
         cfg = self.cfg
         try:
-            super().__init__(DotMap(thawed_copy(self.run.config)))
+            super().__init__(self.run.as_cords())
         finally:
             self.cfg = cfg
         self.logger = separate_logger(self.logger)

@@ -14,6 +14,7 @@ from cords_dp.cli import main
 from cords_dp.data.record_set import category_codes
 from cords_dp.errors import ConfigError
 from cords_dp.planning.statement import write_statement
+from cords_dp.runs.result import published_rows
 from cords_dp.runs.run import RunResult, run_and_hand_over, run_experiment
 from cords_dp.training.resolve import resolve
 
@@ -132,7 +133,7 @@ def test_rows_of_records_that_were_kept_for_what_they_hold_are_not_published(mak
 def test_a_trainer_does_not_tell_such_rows_either(train):
     trainer = train("RandomDP", dataset={"feature": "mildimb"})
     with pytest.raises(ConfigError, match="tell"):
-        trainer.session.published_rows()
+        published_rows(trainer.session)
 
 
 def test_the_statement_says_what_is_taken_as_public_of_published_rows(make_config, tmp_path):
