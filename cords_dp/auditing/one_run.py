@@ -100,30 +100,6 @@ def gaussian_curve(mu: float, slack: float = SLACK) -> Least:
     return lambda p: float(ndtr(ndtri(p - slack) - mu)) if p > slack else 0.0
 
 
-def curve_of_profile(epsilons: np.ndarray, deltas: np.ndarray) -> Least:
-    """Return F⁻¹ where P[M(u) ∈ S] ≤ δ + e^ε·P[M(u′) ∈ S] in both directions, for some pairs with ε of any sign.
-
-    Every pair is a tangent of F; fewer of them claim less.
-    """
-    shrink = np.exp(-np.asarray(epsilons))
-    return lambda p: max(0.0, float((shrink * (p - deltas)).max()))
-
-
-def curve_p_value(canaries: int, guesses: int, correct: int, least: Least) -> float:
-    """Return how likely ``correct`` or more right guesses are, at most, if the run keeps to the curve.
-
-    Formal guarantee: the theorem above; rounded up, to four digits.
-    """
-    _check(canaries, guesses, correct)
-    if not _refuted(canaries, guesses, correct, 1.0, least):
-        return 1.0
-    low, high = -300.0, 0.0  # exponents of ten
-    while high - low > 4e-5:
-        middle = (low + high) / 2
-        low, high = (low, middle) if _refuted(canaries, guesses, correct, 10**middle, least) else (middle, high)
-    return float(10**high)
-
-
 def mu_from_guesses(canaries: int, guesses: int, correct: int, *, alpha: float, slack: float = SLACK) -> float:
     """Return a lower bound on μ of Gaussian DP, wrong with probability at most ``alpha``.
 

@@ -93,16 +93,6 @@ def frequency_finding(
     return Finding(target, kind, epsilon_at([event], delta), delta, seen, bound)
 
 
-def epsilon_of_rates(counts: Counts, *, delta: float, alpha: float) -> float:
-    """Return a lower bound on ε at ``delta`` that holds for every mechanism; wrong with probability at most ``alpha``.
-
-    (ε, δ)-DP means TPR ≤ e^ε·FPR + δ and 1−FPR ≤ e^ε·(1−TPR) + δ. Each rate is bounded at alpha/2.
-    """
-    power, level = counts.least_power(alpha / 2), counts.largest_level(alpha / 2)
-    ratios = [(power - delta, level), (1 - level - delta, 1 - power)]
-    return max([0.0, *(min(LARGEST_EPSILON, math.log(top / bottom)) for top, bottom in ratios if top > 0 < bottom)])
-
-
 def epsilon_of_events(
     events: Sequence[PoissonGaussian], counts: Counts, *, delta: float, alpha: float, copies: int = 1
 ) -> float:

@@ -11,11 +11,12 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
+import cords_dp
 from cords_dp import __version__
 from cords_dp.cli import auditing, completion, data, experiments, planning, training
 from cords_dp.cli.arguments import Handler, add_loudness
-from cords_dp.cli.installation import is_required, missing_package
 from cords_dp.errors import CordsDPError
 from cords_dp.files import out_of_space
 from cords_dp.progress import quiet
@@ -83,7 +84,7 @@ def guarded(handler: Handler, args: argparse.Namespace) -> int:
         return _refused(str(error), args)
     except ModuleNotFoundError as error:
         package = (error.name or "").split(".")[0]
-        if not is_required(package):
+        if package not in REQUIRED:
             raise
         return _refused(missing_package(package), args)
     except BrokenPipeError:  # the reader of the output, e.g. head, has seen enough
@@ -104,3 +105,26 @@ def _refused(message: str, args: argparse.Namespace) -> int:
         traceback.print_exc()
     print(f"error: {message}", file=sys.stderr)
     return 2
+
+
+# --- where Python lacks our packages ---------------------------------------------------------------------------------
+
+# What pyproject.toml requires, by the names that are imported. Anything else that is missing is a bug.
+REQUIRED = frozenset(
+    {
+        "absl", "dotmap", "dp_accounting", "filelock", "kymatio", "matplotlib", "numba", "numpy", "opacus", "pandas",
+        "PIL", "prv_accountant", "randomgen", "scipy", "sklearn", "torch", "torchvision", "tqdm", "yaml",
+    }
+)  # fmt: skip
+
+
+def missing_package(package: str) -> str:
+    """Return one line about a package that this Python does not have."""
+    clone = Path(cords_dp.__file__).parents[1]
+    if (clone / ".venv").is_dir() and not Path(sys.prefix).samefile(clone / ".venv"):
+        fix = "this clone has its own in .venv: run `source .venv/bin/activate` first, or use .venv/bin/python"
+    elif (clone / "Makefile").is_file():
+        fix = "run `make install`, then `source .venv/bin/activate`"
+    else:
+        fix = "run `pip install` with it on the wheel that cords_dp came in, which adds what it needs"
+    return f"{sys.executable} has no {package}; {fix}"

@@ -12,7 +12,7 @@ from scipy.stats import norm
 from cords_dp.accounting import PoissonGaussian, epsilon_bound
 from cords_dp.auditing.findings import Finding, judge
 from cords_dp.auditing.one_run import count_right, epsilon_from_guesses, guessing_p_value
-from cords_dp.auditing.trade_off import Counts, epsilon_at, epsilon_of_events, epsilon_of_rates
+from cords_dp.auditing.trade_off import Counts, epsilon_at, epsilon_of_events
 from cords_dp.errors import AccountingError
 
 
@@ -105,12 +105,6 @@ def test_composed_events_give_a_bound_below_the_claim_and_less_noise_one_above()
         found = epsilon_of_events(events, counts, delta=delta, alpha=1e-4)
         assert (found > claim) == above
         assert found > 0.5 * claim
-
-
-def test_the_plain_bound_holds_for_randomised_response_in_both_directions():
-    for counts in (Counts(7311, 10_000, 2689, 10_000), Counts(9000, 10_000, 7311, 10_000)):
-        assert 0.5 < epsilon_of_rates(counts, delta=0.0, alpha=1e-3) < 1.0
-    assert epsilon_of_rates(Counts(500, 1000, 500, 1000), delta=0.0, alpha=0.05) == 0.0
 
 
 def test_clopper_pearson_covers():

@@ -15,9 +15,10 @@ from cords_dp.accounting.composition import composed_pld
 from cords_dp.accounting.pld import directions, knots
 from cords_dp.accounting.trade_off import gaussian_profile, trade_off
 from cords_dp.auditing.one_run import (
+    Least,
+    _check,
+    _refuted,
     count_right,
-    curve_of_profile,
-    curve_p_value,
     epsilon_from_guesses,
     gaussian_curve,
     mu_from_guesses,
@@ -26,6 +27,27 @@ from cords_dp.auditing.trade_off import epsilon_at
 from cords_dp.errors import AccountingError
 
 GRID = np.linspace(-8, 8, 161)
+
+
+def curve_of_profile(epsilons: np.ndarray, deltas: np.ndarray) -> Least:
+    """Return F⁻¹ where P[M(u) ∈ S] ≤ δ + e^ε·P[M(u′) ∈ S] in both directions, for some pairs with ε of any sign.
+
+    Every pair is a tangent of F; fewer of them claim less.
+    """
+    shrink = np.exp(-np.asarray(epsilons))
+    return lambda p: max(0.0, float((shrink * (p - deltas)).max()))
+
+
+def curve_p_value(canaries: int, guesses: int, correct: int, least: Least) -> float:
+    """Return how likely so many right guesses are, at most, if the run keeps to the curve: up to four digits."""
+    _check(canaries, guesses, correct)
+    if not _refuted(canaries, guesses, correct, 1.0, least):
+        return 1.0
+    low, high = -300.0, 0.0  # exponents of ten
+    while high - low > 4e-5:
+        middle = (low + high) / 2
+        low, high = (low, middle) if _refuted(canaries, guesses, correct, 10**middle, least) else (middle, high)
+    return float(10**high)
 
 
 def symmetric_profile(mu):

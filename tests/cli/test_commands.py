@@ -13,9 +13,8 @@ import pytest
 from conftest import REPOSITORY
 
 import cords_dp
-from cords_dp.cli import EXIT_CODES, build_parser, guarded, main
+from cords_dp.cli import EXIT_CODES, REQUIRED, build_parser, guarded, main
 from cords_dp.cli.arguments import loading
-from cords_dp.cli.installation import REQUIRED
 
 CONFIGS = REPOSITORY / "configs"
 COMMANDS = (

@@ -1597,7 +1597,7 @@ _STATEMENT = [
     _mutant(
         "replace-one-at-zero-out-price", "the statement gives replace-one the ε of zero-out",
         ("ε = {2 * cost.epsilon:.4f}", "ε = {cost.epsilon:.4f}"),
-        "planning/test_protection.py::test_replacing_a_record_is_two_steps_of_zero_out",
+        "planning/test_guarantee.py::test_replacing_a_record_is_two_steps_of_zero_out",
     ),
 ]  # fmt: skip
 
