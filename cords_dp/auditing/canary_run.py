@@ -1,4 +1,4 @@
-"""The one-run canary audit, through the real trainer."""
+"""Audits a whole run by canaries, through the real trainer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small data and models whose gradients the auditor chooses."""
+"""Makes small data and models whose gradients the auditor chooses."""
 
 from __future__ import annotations
 

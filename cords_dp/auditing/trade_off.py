@@ -1,4 +1,4 @@
-"""From the error rates of one test to a lower bound on ε, against the trade-off that an event is charged for.
+"""Bounds ε from below by the error rates of one test, against the trade-off that an event is charged for.
 
 A claim about Gaussian noise is more than one (ε, δ): it bounds the power of every test at every level. A test that is
 better than the charged event allows refutes the claim (Nasr et al., "Tight auditing of differentially private machine

@@ -1,4 +1,4 @@
-"""What a custom loop holds: a model made ready, an optimizer that looks like the user's, a batch good for one step.
+"""Gives a custom loop what it holds: a model made ready, an optimizer that looks like the user's, drawn batches.
 
 `loop` has the guarantees. What a loop computes of a batch is compared, and enters the weights nowhere.
 """

@@ -1,4 +1,4 @@
-"""What any run is, private or not: records, model, loss, optimizer, strategy, and what may be told of it.
+"""Holds what any run is, private or not: records, model, loss, optimizer, strategy, and what may be told of it.
 
     session.open(data, model, built=…)           takes the records and the model
     session.equip(loss, optimizer, scheduler)    builds the strategy and what takes steps
