@@ -82,7 +82,8 @@ def run_audit(
             findings.append(audit_sampled_step(plan, MODES[0], steps=4 * effort.steps))
             findings.append(audit_rate(plan, steps=4 * effort.steps))
             tell(f"ε = {epsilon:g}: {effort.trainings} short trainings on each of two neighbours")
-            findings.append(audit_training(epsilon, trainings=effort.trainings))
+            cap = plan.privacy.records_per_owner
+            findings.append(audit_training(epsilon, trainings=effort.trainings, cap=cap))
             tell(f"ε = {epsilon:g}: releases of selections")
             findings += audit_selections(epsilon, keys, draws=effort.draws, owned=plan.privacy.unit == "owner")
             found += [(epsilon, finding) for finding in findings]

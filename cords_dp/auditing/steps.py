@@ -131,39 +131,50 @@ def audit_rate(plan: PrivacyPlan, *, steps: int) -> Finding:
     return frequency_finding(target, "white box, frequency", event, plan.delta, drawn=drawn, total=n * steps)
 
 
-def audit_training(epsilon: float, *, trainings: int, delta: float = 1e-3) -> Finding:
+def audit_training(epsilon: float, *, trainings: int, delta: float = 1e-3, cap: int | None = None) -> Finding:
     """Audit from end to end: train a logistic model on eight records, and with one of them null, many times over.
 
     The statistic is where the final weights lie along the record's gradient; the claim is that of all steps composed.
+    With ``cap``, the most records of an owner in a step, the same is done with eight owners of several records each.
     """
-    rate, steps, records = 0.5, 3, 8
+    rate, steps = 0.5, 3
     sigma = calibrate(lambda s: epsilon_at([PoissonGaussian(s, rate, steps)], delta), epsilon, start=2.0, rising=False)
     events = [PoissonGaussian(sigma, rate, steps)]
-    inside, outside = (
-        np.array(list(_final_weights(Pool(np.arange(first, records)), sigma, rate, steps, trainings)))
-        for first in (0, 1)
-    )
+    inside, outside = (np.array(list(_final_weights(first, sigma, rate, steps, trainings, cap))) for first in (0, 1))
     counts = Counts.above(rate * steps / 2, inside, outside)
-    seen = f"{trainings} trainings with the record and as many without, {counts.text()}"
-    return rates_finding(f"logistic model, {steps} steps", "two datasets, trade-off", events, counts, delta, seen=seen)
+    unit = "record" if cap is None else "owner"
+    seen = f"{trainings} trainings with the {unit} and as many without, {counts.text()}"
+    target = f"logistic model, {steps} steps" + ("" if cap is None else " by owners")
+    return rates_finding(target, "two datasets, trade-off", events, counts, delta, seen=seen)
 
 
-def _final_weights(pool: Pool, sigma: float, rate: float, steps: int, trainings: int) -> Iterator[float]:
-    records, clip, learning_rate = 8, 1.0, 0.1
-    dataset = array_set(*canaries(records, records))
-    model = OneLinearLayer(records)
-    optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
+def _final_weights(
+    first: int, sigma: float, rate: float, steps: int, trainings: int, cap: int | None
+) -> Iterator[float]:
+    """Train on the units from ``first`` on; yield how far the weights have gone along unit 0."""
+    units, clip, learning_rate = 8, 1.0, 0.1
+    dataset, each = _units(*canaries(units, units), owned=cap is not None)
+    pool = Pool(np.arange(first * each, units * each))
+    model = OneLinearLayer(units)
     noise, coins = noise_source(secure_generator()), secure_generator()
-    batch_size = max(1, round(rate * records))
+    batch_size = max(1, round(rate * units))
     engine = PrivateEngine(
-        model, optimizer, CRITERION, sigma=sigma, max_grad_norm=clip, batch_size=batch_size, mode="linear", noise=noise
+        model,
+        torch.optim.SGD(model.parameters(), lr=learning_rate),
+        CRITERION,
+        sigma=sigma,
+        max_grad_norm=clip,
+        batch_size=batch_size,
+        mode="linear",
+        noise=noise,
+        by_owner=cap is not None,
     )
     for _ in range(trainings):
         model.reset()
-        for batch in poisson_batches(dataset, pool, rate=rate, steps=steps, rng=coins):
+        for batch in poisson_batches(dataset, pool, rate=rate, steps=steps, rng=coins, records_per_owner=cap):
             engine.step(*batch)
         sums = -model.linear.weight.detach() * (batch_size / (learning_rate * clip))
-        yield float(along_canaries(sums, records)[0])
+        yield float(along_canaries(sums, units)[0])
 
 
 def _finding(

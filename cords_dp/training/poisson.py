@@ -117,6 +117,8 @@ def chosen(counts: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarra
     It takes as long for an owner of a million records as for one of ten.
     """
     found = np.empty((len(counts), size), dtype=np.int64)
+    if not len(counts):
+        return found
     for place in range(size):
         last = counts - size + place
         candidate = rng.integers(0, last + 1)

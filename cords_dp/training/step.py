@@ -41,6 +41,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -216,14 +217,12 @@ def _pieces(size: int, piece: int) -> Iterator[slice]:
 
 def _owner_pieces(owners: Tensor, piece: int) -> Iterator[slice]:
     """Return slices of about so many records that cut no owner in two; one empty slice for an empty batch."""
-    ends = torch.cat([torch.nonzero(owners.diff())[:, 0] + 1, owners.new_tensor([len(owners)])]).tolist()
-    start = last = 0
-    for end in ends:
-        if end - start > piece and last > start:
-            yield slice(start, last)
-            start = last
-        last = end
-    yield slice(start, last)
+    ends = np.append(np.flatnonzero(np.diff(owners.cpu().numpy())) + 1, len(owners)).tolist()
+    start = taken = 0
+    while taken < len(ends):
+        taken = max(bisect_right(ends, start + piece), taken + 1)
+        yield slice(start, ends[taken - 1])
+        start = ends[taken - 1]
 
 
 def _without_void(x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:

@@ -80,6 +80,14 @@ def test_records_that_are_clipped_one_by_one_are_found(monkeypatch):
     assert failing(steps.audit_step(plan, "linear", steps=40))
 
 
+def test_records_that_are_clipped_one_by_one_are_found_by_whole_trainings(monkeypatch):
+    assert not failing(steps.audit_training(2.0, trainings=400, cap=10))
+    monkeypatch.setattr(PrivateEngine, "_clipped_sums", clipped_one_by_one)
+    found = steps.audit_training(2.0, trainings=400, cap=10)
+    assert "by owners" in found.target
+    assert failing(found)
+
+
 def test_the_step_and_its_rate_are_those_of_owners():
     plan = plan_of("align", 3.0)
     assert not failing(steps.audit_step(plan, "linear", steps=30), steps.audit_rate(plan, steps=60))

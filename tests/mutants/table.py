@@ -1676,14 +1676,15 @@ _OWNERS = [
     ),
     _mutant(
         "records-of-owners-clipped", "each record of an owner is clipped by itself: its part of a sum is up to cap · C",
-        ("    for bundle in bundles(piece.owners, piece.weights):\n        positions",
-         "    for bundle in bundles(torch.arange(len(r)), piece.weights):\n        positions"),
+        ("_owner_parts(a, r, piece.weights, Rows.of(piece.owners))",
+         "_owner_parts(a, r, piece.weights, Rows.of(torch.arange(len(r))))"),
         OWNERS + "test_without_one_owner_the_sum_moves_by_no_more_than_the_clip_norm",
     ),
     _mutant(
         "owners-cut-in-pieces", "an owner whose records are in two pieces of a batch is clipped twice",
-        ("            yield slice(start, last)\n            start = last\n",
-         "            yield slice(start, start + piece)\n            start += piece\n"),
+        ("        taken = max(bisect_right(ends, start + piece), taken + 1)\n",
+         "        ends = sorted({*ends, min(start + piece, len(owners))})\n"
+         "        taken = max(bisect_right(ends, start + piece), taken + 1)\n"),
         OWNERS + "test_no_piece_cuts_an_owner_in_two",
     ),
     _mutant(

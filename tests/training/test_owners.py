@@ -22,8 +22,10 @@ from cords_dp.estimators.repeats import tally
 from cords_dp.planning.statement import privacy_markdown, privacy_report
 from cords_dp.selection.context import Records
 from cords_dp.selection.pool import Pool
-from cords_dp.training.gradients import gradient_mode
+from cords_dp.training.gradients import gradient_mode, linear
+from cords_dp.training.gradients.contributions import Positions
 from cords_dp.training.gradients.mode import Clipping, Piece
+from cords_dp.training.gradients.owners import Rows, bundles, products_by_owner
 from cords_dp.training.handover import hand_over
 from cords_dp.training.loop import FullDPDataLoader
 from cords_dp.training.poisson import OwnerDraw, chosen, poisson_batches
@@ -141,12 +143,68 @@ def test_without_one_owner_the_sum_moves_by_no_more_than_the_clip_norm(mode):
         assert float((whole - rest).norm()) <= 0.3 * (1 + 1e-5)
 
 
-def test_a_record_that_is_not_finite_leaves_its_owner_s_others_as_they_are():
+FORMS = {"rows": np.ones_like, "pairs": np.zeros_like, "both": lambda records: records > 3}
+
+
+@pytest.fixture(params=FORMS)
+def form(request, monkeypatch):
+    """Whether the linear head forms its owners' gradients or measures them by their records' inner products."""
+    monkeypatch.setattr(linear, "_rows_are_cheaper", lambda records, *_: FORMS[request.param](records).astype(bool))
+    return request.param
+
+
+@pytest.mark.parametrize("most", [0.05, 0.5, 100.0])
+def test_both_ways_of_a_linear_head_give_one_clipped_vector_each(form, most):
+    wanted = by_loop(net_for("linear"), *batch(), most)
+    assert torch.allclose(sums_of("linear", net_for("linear"), *batch(), most), wanted, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_record_that_is_not_finite_leaves_its_owner_s_others_as_they_are(form, value):
     x, y, weights, owners = batch()
     broken, without = x.clone(), weights.clone()
-    broken[7], without[7] = torch.nan, 0.0
+    broken[7, 2], without[7] = value, 0.0
     found = sums_of("linear", net_for("linear"), broken, y, weights, owners, 0.5)
     assert torch.allclose(found, by_loop(net_for("linear"), x, y, without, owners, 0.5), atol=1e-5)
+
+
+@pytest.mark.parametrize("others", ["before", "after", "around"])
+@pytest.mark.parametrize("count", [1, 2, 5, 9, 10, 30])
+def test_an_owner_s_vector_is_the_same_to_the_last_bit_whoever_else_is_in_the_batch(count, others):
+    generator = torch.Generator().manual_seed(count)
+    counts = {"before": [7, 1, 3, count], "after": [count, 2, 12], "around": [4, count, count, 1, 30]}[others]
+    own = {"before": 3, "after": 0, "around": 1}[others]
+    owners = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    a, r = torch.randn(len(owners), 65, generator=generator), torch.randn(len(owners), 10, generator=generator)
+    weights = torch.rand(len(owners), generator=generator)
+    mine = owners == own
+
+    def vectors(a, r, weights, owners):
+        rows = Rows.of(owners)
+        found = {"products": products_by_owner(a, r, rows)[own if len(owners) > count else 0]}
+        for bundle in bundles(rows, weights):
+            starts = bundle.places[:, 0].tolist()
+            at = owners[starts].tolist()
+            if own in at:
+                place = at.index(own)
+                part = Positions(bundle.of(a), bundle.weighted(r))
+                found |= {"sums": bundle.sums(a)[place], "lengths": part.lengths()[place]}
+        return found
+
+    whole, alone = vectors(a, r, weights, owners), vectors(a[mine], r[mine], weights[mine], owners[mine])
+    assert whole.keys() == alone.keys() == {"products", "sums", "lengths"}
+    assert all(torch.equal(whole[name], alone[name]) for name in whole)
+
+
+def test_owners_of_a_size_are_filled_up_to_the_same_room_with_records_that_weigh_nothing():
+    counts = list(range(1, 14))
+    owners = torch.repeat_interleave(torch.arange(13), torch.tensor(counts))
+    made = bundles(Rows.of(owners), torch.ones(len(owners)))
+    assert [bundle.places.shape[1] for bundle in made] == [1, 2, 3, 4, 6, 8, 12, 16]
+    for bundle in made:
+        for places, weights in zip(bundle.places, bundle.weights, strict=True):
+            (owner,) = owners[places].unique().tolist()
+            assert int(weights.sum()) == counts[owner] == len(places[weights > 0].unique())
 
 
 def stepped(mode, x, y, weights, owners):
@@ -161,8 +219,17 @@ def stepped(mode, x, y, weights, owners):
 
 
 @pytest.mark.parametrize("owner", range(5))
+def test_so_it_is_in_both_ways_of_a_linear_head(form, owner):
+    check_null_owner("linear", owner)
+
+
+@pytest.mark.parametrize("owner", range(5))
 @pytest.mark.parametrize("mode", MODES)
 def test_what_stands_in_a_null_owner_s_place_changes_nothing_to_the_last_bit(mode, owner):
+    check_null_owner(mode, owner)
+
+
+def check_null_owner(mode, owner):
     """Others' numbers do not depend on its values; whether it has a place at all moves them by rounding alone."""
     x, y, weights, owners = batch()
     null = owners == owner

@@ -44,7 +44,7 @@ from cords_dp.training.gradients.contributions import (
     refuse_short_products,
 )
 from cords_dp.training.gradients.mode import Clipping, GradientMode, LossPerExample, Piece
-from cords_dp.training.gradients.owners import bundles, clipped_owner_sums
+from cords_dp.training.gradients.owners import Rows, bundles, clipped_owner_sums
 
 
 class Bookkeeping(GradientMode):
@@ -69,7 +69,7 @@ class Bookkeeping(GradientMode):
         parts = recorded(model, parameters, losses_of, records=piece.records, views=piece.views)
         if piece.owners is not None:
             sums = [p.new_zeros(p.shape, dtype=torch.float64) for p in parameters]
-            for bundle in bundles(piece.owners, piece.weights):
+            for bundle in bundles(Rows.of(piece.owners), piece.weights):
                 for total, more in zip(
                     sums, clipped_owner_sums(parts, bundle, clipping, parameters[0].dtype), strict=True
                 ):

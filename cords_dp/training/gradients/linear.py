@@ -8,10 +8,11 @@ the matrix itself or from inner products, whichever is less work.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -19,9 +20,11 @@ from cords_dp.errors import UnsupportedModelError
 from cords_dp.noise.clipping import finite_or_zero, float64_sum, keep_rows, row_norms
 from cords_dp.training.gradients.contributions import GradientRows, Positions
 from cords_dp.training.gradients.mode import Clipping, GradientMode, LossPerExample, Piece
-from cords_dp.training.gradients.owners import bundles
+from cords_dp.training.gradients.owners import Rows, bundles, products_by_owner
 
 _HUGE = 1e20  # r · C/‖r‖‖a‖ has to stay far above float32's smallest numbers, where rounding is no longer relative
+_MOST_ROWS = 2  # owners' gradients are formed where they take at most so many times the memory of their records
+_FEW = 1024  # numbers of a gradient
 
 
 class LinearHeads(GradientMode):
@@ -84,16 +87,9 @@ def _in_the_logits(layer: nn.Linear, products: Tensor, criterion: LossPerExample
 def _owner_sums(layer: nn.Linear, r: Tensor, inputs: Tensor, piece: Piece, clipping: Clipping) -> dict[Tensor, Tensor]:
     """Σ clip(Σ_j w_j r_j ⊗ [a_j; 1]) over owners; a record that is not finite has no part in its owner's vector."""
     assert piece.owners is not None
-    a = torch.cat([inputs, inputs.new_ones(len(inputs), 1)], dim=1)
-    finite = torch.isfinite(a.sum(dim=1)) & torch.isfinite(r.sum(dim=1))
-    if not bool(finite.all()):
-        a, r = keep_rows(a, finite), keep_rows(r, finite)
+    a, r = finite_or_zero(torch.cat([inputs, inputs.new_ones(len(inputs), 1)], dim=1)), finite_or_zero(r)
     total = torch.zeros(r.shape[1], a.shape[1], dtype=torch.float64, device=r.device)
-    for bundle in bundles(piece.owners, piece.weights):
-        positions = Positions(bundle.of(a), bundle.weighted(r))
-        part: GradientRows | Positions = positions
-        if _rows_are_cheaper(bundle.places.shape[1], a.shape[1], r.shape[1]):
-            part = GradientRows(positions.rows())
+    for part in _owner_parts(a, r, piece.weights, Rows.of(piece.owners)):
         norms = part.lengths()
         kept = torch.isfinite(norms)
         factors = clipping.factors(norms, torch.ones_like(norms), r.dtype)
@@ -101,9 +97,24 @@ def _owner_sums(layer: nn.Linear, r: Tensor, inputs: Tensor, piece: Piece, clipp
     return {layer.weight: total[:, :-1], layer.bias: total[:, -1]}
 
 
-def _rows_are_cheaper(records: int, inputs: int, outputs: int) -> bool:
-    """Tell whether forming an owner's gradient is less work than its records' inner products; one needs neither."""
-    return records > 1 and inputs * outputs <= records * (inputs + outputs)
+def _owner_parts(a: Tensor, r: Tensor, weights: Tensor, owners: Rows) -> Iterator[GradientRows | Positions]:
+    """Yield the vectors of all owners, in whichever form is less work for owners of their size."""
+    rows = _rows_are_cheaper(owners.counts, a.shape[1], r.shape[1])
+    if rows.any():
+        yield GradientRows(products_by_owner(a, r * weights.to(r.dtype)[:, None], owners.where(rows)))
+    if not rows.all():
+        for bundle in bundles(owners.where(~rows), weights):
+            yield Positions(bundle.of(a), bundle.weighted(r))
+
+
+def _rows_are_cheaper(records: np.ndarray, inputs: int, outputs: int) -> np.ndarray:
+    """Tell whether forming owners' gradients is less work than their records' inner products.
+
+    It looks at one owner's number of records at a time. A gradient of few numbers is formed in any case where there is
+    a sum to form: all of them then take one pass, whatever the sizes of their owners.
+    """
+    numbers = inputs * outputs
+    return (numbers <= _MOST_ROWS * records * (inputs + outputs)) | ((records > 1) & (numbers <= _FEW))
 
 
 class InputRows(Protocol):

@@ -28,7 +28,7 @@ from cords_dp.errors import UnsupportedModelError
 from cords_dp.noise.clipping import float64_sum, keep_rows, row_norms
 from cords_dp.training.gradients.bookkeeping import leaves_of
 from cords_dp.training.gradients.mode import Clipping, GradientMode, LossPerExample, Piece
-from cords_dp.training.gradients.owners import bundles, owner_rows
+from cords_dp.training.gradients.owners import Rows, bundles
 
 Norms = dict[Tensor, Tensor]
 _OPACUS_SAMPLERS = GradSampleModuleFastGradientClipping.NORM_SAMPLERS
@@ -93,8 +93,8 @@ def _clipped_sums(gradients: list[Tensor], weights: Tensor, clipping: Clipping) 
 
 def _clipped_owner_sums(gradients: list[Tensor], owners: Tensor, weights: Tensor, clipping: Clipping) -> list[Tensor]:
     sums = [g.new_zeros(g.shape[1:], dtype=torch.float64) for g in gradients]
-    for bundle in bundles(owners, weights):
-        of_owners = [owner_rows(g, bundle) for g in gradients]
+    for bundle in bundles(Rows.of(owners), weights):
+        of_owners = [bundle.sums(g) for g in gradients]
         parts = _clipped_sums(of_owners, weights.new_ones(len(bundle.places)), clipping)
         for total, part in zip(sums, parts, strict=True):
             total += part
