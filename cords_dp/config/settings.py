@@ -89,6 +89,12 @@ class PrivacySettings:
     validation_noise: float | None = Key(
         _norm, None, "noise multiplier of V's releases; calibrated to (ε, δ) when left out"
     ).field()
+    temperature: bool = Key(
+        flag, True,
+        "where V is read: divide the logits of the model that a run ends with by a number fitted on V, by one noisy "
+        "release that is charged to V. Probabilities become honest, and the likeliest class stays what it is. `False` "
+        "is how runs were before",
+    ).field()
     augmentations: int = Key(
         partial(whole, high=_MOST_VIEWS), 1,
         "random views of an image whose gradients are averaged before clipping (1: the image as it is)",

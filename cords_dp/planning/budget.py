@@ -132,7 +132,8 @@ def _curve(plan: PrivacyPlan) -> Iterator[tuple[int, float, float]]:
     total = len(plan.shape.epochs)
     stops = sorted({max(1, round(total * i / _POINTS)) for i in range(1, _POINTS + 1)})
     for stop in stops:
-        part = replace(plan, shape=replace(plan.shape, epochs=plan.shape.epochs[:stop]))
+        last = plan.sigma_temperature if stop == total else None
+        part = replace(plan, shape=replace(plan.shape, epochs=plan.shape.epochs[:stop]), sigma_temperature=last)
         entries = part.entries()
         on = {side: [e.event for e in entries if e.dataset == side] for side in (TRAINING_DATA, VALIDATION_DATA)}
         yield stop, _rough(on[TRAINING_DATA], plan.delta), _rough(on[VALIDATION_DATA], plan.delta)
@@ -231,6 +232,7 @@ def json_of(budget: Budget) -> dict[str, Any]:
         "sigma": plan.sigma,
         "sigma_validation": plan.sigma_validation,
         "sigma_test": plan.sigma_test,
+        "sigma_temperature": plan.sigma_temperature,
         "selection_noise": plan.selection_noise,
         "preparation_noise": plan.preparation_noise,
         "branches": [{"concentration": b.concentration, "rate": b.rate, "sigma": b.sigma} for b in plan.branches],
@@ -293,7 +295,9 @@ def _one_person(plan: PrivacyPlan) -> str:
 
 def _validation_row(plan: PrivacyPlan) -> list[tuple[str, str]]:
     if plan.sigma_validation is not None:
-        return [("validation", f"private, sigma_v = {plan.sigma_validation:.4f}")]
+        sigma = plan.sigma_temperature
+        last = "" if sigma is None else f"; a temperature is fitted once, sigma = {sigma:.4f}"
+        return [("validation", f"private, sigma_v = {plan.sigma_validation:.4f}{last}")]
     return [("validation", "declared public")] if plan.validation_is_read else []
 
 

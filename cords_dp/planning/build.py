@@ -90,7 +90,8 @@ def build_plan(
         plan = replace(plan, preparation_noise=_calibrate_preparation(plan, preparation))
     if shape.rounds:
         if privacy.validation == "private" and plan.validation_is_read:
-            plan = replace(plan, sigma_validation=_calibrate_validation(plan))
+            sigma = _calibrate_validation(plan)
+            plan = replace(plan, sigma_validation=sigma, sigma_temperature=_temperature_noise(plan, sigma))
         plan = replace(plan, selection_noise=_calibrate_selection(plan))
     concentrations = mechanism.concentrations(sizes) if mechanism is not None and shape.branched_steps else ()
     if concentrations:
@@ -286,8 +287,27 @@ def _calibrate_validation(plan: PrivacyPlan) -> float:
     return given
 
 
+_LESS_FOR_TEMPERATURE = 20
+
+
 def validation_events(plan: PrivacyPlan, sigma: float) -> list[Event]:
-    """List what all selections of a run would charge to V at this noise multiplier."""
+    """List what a run would charge to V at this noise multiplier: all selections, and the fit of a temperature."""
+    last = _temperature_noise(plan, sigma)
+    return [*_selections_on_validation(plan, sigma), *([] if last is None else [gaussian(last)])]
+
+
+def _temperature_noise(plan: PrivacyPlan, sigma: float) -> float | None:
+    """Return the noise multiplier of a temperature's fit: it costs a twentieth of what all selections cost on V.
+
+    Costs add up like squares, so the selections' own noise on V grows by two and a half per cent.
+    """
+    if not plan.privacy.temperature:
+        return None
+    uses = sum(event.count for event in _selections_on_validation(plan, sigma))
+    return sigma * math.sqrt(_LESS_FOR_TEMPERATURE / uses)
+
+
+def _selections_on_validation(plan: PrivacyPlan, sigma: float) -> list[Event]:
     assert plan.mechanism is not None
     releases = plan.mechanism.releases(SelectionNoise(1.0, sigma), plan.privacy, plan.shape.sizes)
     on_v = [r.event for r in releases if r.dataset == VALIDATION_DATA and r.event is not None]

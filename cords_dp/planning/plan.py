@@ -4,7 +4,8 @@ The plan is the only place where selection, training and accounting meet. Sample
 take their numbers from it, so they cannot disagree. It holds public values only.
 
 Released by a run, with its model: each DP-SGD step (a Poisson-subsampled Gaussian (q, σ), sensitivity C,
-charged to D), what the mechanism's `releases` list, charged to D or to V, and what a source fits on D (`preparation`).
+charged to D), what the mechanism's `releases` list, charged to D or to V, what a source fits on D (`preparation`), and
+where V is read what a temperature is fitted by, once, when the run ends, charged to V (`temperature_releases`).
 
 Where the test set T is private: one Gaussian release when the run ends, charged to T (`test_releases`), from which all
 numbers follow that the run tells of it. It reads T and the released model. D, V and T have no record in common, so each
@@ -39,7 +40,7 @@ from cords_dp.accounting import (
     gaussian,
     group_epsilons,
 )
-from cords_dp.config.settings import PrivacySettings, SubsetSettings
+from cords_dp.config.settings import PUBLIC, PrivacySettings, SubsetSettings
 from cords_dp.errors import MechanismError
 from cords_dp.planning.mechanism import Mechanism, Release, SelectionNoise, declared_releases
 from cords_dp.planning.schedule import (
@@ -53,9 +54,11 @@ from cords_dp.planning.schedule import (
     Shape,
 )
 
-TEST_RELEASE = "test"  # its name, and that of its file in the archive of released values
-# Keys of ``privacy`` that change how fast a run is, or where files lie, and nothing about what it releases.
-_UNPLANNED = frozenset({"grad_sample_mode", "max_physical_batch_size", "account"})
+# Names of releases, and of their files in the archive of released values.
+TEST_RELEASE, TEMPERATURE_RELEASE = "test", "temperature"
+# Keys of ``privacy`` that change how fast a run is, or where files lie, and nothing about what it releases. Of a
+# temperature the plan has the noise.
+_UNPLANNED = frozenset({"grad_sample_mode", "max_physical_batch_size", "account", "temperature"})
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,8 @@ class PrivacyPlan:
     selection_noise: the calibrated parameter of the mechanism (a noise multiplier, or ε₀ of a pick); None where nothing
         is selected or no noise is added. sigma_validation: the noise multiplier on V, where V is private and read.
     preparation, preparation_noise: what is released of D before training, and its noise multiplier.
-    sigma_test: the noise multiplier of the one release on T, where T is private.
+    sigma_test: the noise multiplier of the one release on T, where T is private. sigma_temperature: that of the one
+        on V by which a temperature is fitted, where V is private and read.
     """
 
     shape: Shape
@@ -80,6 +84,7 @@ class PrivacyPlan:
     preparation: Preparation | None = None
     preparation_noise: float | None = None
     sigma_test: float | None = None
+    sigma_temperature: float | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -99,6 +104,7 @@ class PrivacyPlan:
             del privacy["records_per_owner"]  # such plans knew no other unit
         sizes = {"n": shape.n, "n_validation": shape.n_validation, "k": shape.k, "batch": shape.batch_size}
         tested = {} if self.sigma_test is None else {"sigma_test": self.sigma_test}
+        fitted = {} if self.sigma_temperature is None else {"sigma_temperature": self.sigma_temperature}
         return {
             "strategy": shape.strategy,
             "sizes": {**sizes, "n_test": shape.n_test} if tested else sizes,
@@ -108,6 +114,7 @@ class PrivacyPlan:
             "selection_noise": self.selection_noise,
             "sigma_validation": self.sigma_validation,
             **tested,
+            **fitted,
             "branches": [[b.concentration, b.rate, b.sigma] for b in self.branches],
             "preparation": preparation and [preparation.name, preparation.sensitivity, self.preparation_noise],
             "mechanism": mechanism and {"name": mechanism.name, "keys": asdict(mechanism)},
@@ -129,6 +136,12 @@ class PrivacyPlan:
     @property
     def validation_is_read(self) -> bool:
         return self.mechanism is not None and self.shape.rounds > 0 and self.mechanism.reads_validation
+
+    @property
+    def fits_temperature(self) -> bool:
+        """Whether a temperature is fitted on V when the run ends: by a charged release, or on a V that is public."""
+        free = self.noiseless or self.privacy.validation == PUBLIC
+        return self.sigma_temperature is not None or (free and self.privacy.temperature and self.validation_is_read)
 
     @property
     def concentration(self) -> float:
@@ -189,6 +202,14 @@ class PrivacyPlan:
         words = "1 (all blocks of a record's part together: confusion matrix, score histograms, gaps, loss)"
         return (Release(TEST_RELEASE, TEST_DATA, gaussian(self.sigma_test), 1.0, words),)
 
+    def temperature_releases(self) -> tuple[Release, ...]:
+        """List what is released of V once, at the model that a run ends with; free of charge where V is public."""
+        if self.noiseless or not self.fits_temperature:
+            return ()
+        event = None if self.sigma_temperature is None else gaussian(self.sigma_temperature)
+        words = "1 (by how much each temperature changes a record's log loss, all of them together)"
+        return (Release(TEMPERATURE_RELEASE, VALIDATION_DATA, event, 1.0, words),)
+
     def selection_entries(self) -> tuple[Entry, ...]:
         """List what one selection charges, on D and on V."""
         return tuple(Entry(r.dataset, r.phase, r.event) for r in self.releases() if r.event is not None)
@@ -206,7 +227,8 @@ class PrivacyPlan:
                 entries.append(Entry(TRAINING_DATA, epoch.phase, self.step_event(epoch)))
         if self.shape.branched_steps:
             entries.append(Entry(TRAINING_DATA, TRAINING, self.branch_event()))
-        entries += [Entry(r.dataset, r.phase, r.event) for r in self.test_releases() if r.event is not None]
+        last = (*self.temperature_releases(), *self.test_releases())
+        entries += [Entry(r.dataset, r.phase, r.event) for r in last if r.event is not None]
         return tuple(entries)
 
     # -- cost ---------------------------------------------------------------------------------

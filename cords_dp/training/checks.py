@@ -29,6 +29,12 @@ def check_subset(config: Mapping[str, Any], subset: SubsetSettings, strategy: St
         raise ConfigError("ckpt.is_load", True, "a run on a secret subset cannot be resumed: no file holds the subset")
 
 
+def check_temperature(config: Mapping[str, Any], strategy: Strategy, mechanism: Mechanism | None) -> None:
+    if config["privacy"].get("temperature") and not (mechanism and mechanism.reads_validation):
+        fix = f"is fitted on the validation set, and {strategy.name} reads none here: leave it out"
+        raise ConfigError("privacy.temperature", True, fix)
+
+
 def check_automatic(config: Mapping[str, Any], strategy: Strategy) -> None:
     for section, key in (("dataloader", "batch_size"), ("optimizer", "lr")):
         if config[section][key] == AUTO and not strategy.private:

@@ -8,6 +8,7 @@ estimators and whatever else trains drive it through the same few calls:
     session.equip(loss, optimizer, scheduler)            builds the strategy and what takes steps
     session.train_epoch(epoch)                           charge, draw, clip, add noise, step; or for a loop
     session.batches(epoch), session.step(batch)          the same, one by one
+    session.calibrate()                                  a temperature, after the last step
     session.close()                                      ledger closed, account settled
 """
 
@@ -62,6 +63,7 @@ from cords_dp.training.released_once import released_fit
 from cords_dp.training.run import Run
 from cords_dp.training.session import Session
 from cords_dp.training.step import ChargedSteps, PlainEngine, PrivateEngine
+from cords_dp.training.temperature import calibrated
 
 
 class PrivateSession(Session):
@@ -103,6 +105,7 @@ class PrivateSession(Session):
         self.reservation = reserved(plan, self.name) if world.main else None
         self.branch: int | None = None  # of the plan, once a release has chosen it
         self._digests: list[RecordDigests] = []
+        self._twin: nn.Module | None = None
         self._first_levels: Pool | None = None
         self._given: object = None  # the pool of the whole set that the strategy has handed over last
         self._part: Pool | None = None  # what this process holds of rank 0's
@@ -147,6 +150,7 @@ class PrivateSession(Session):
         plan = self.plan
         super().equip(loss, optimizer, scheduler)
         self.training_loss = self._with_likelihood(loss)
+        self._twin = copy.deepcopy(self.model) if plan.fits_temperature else None
         if plan.privacy.ema_decay:
             self.average = WeightAverage(self.model, plan.privacy.ema_decay)
         coins = self.streams.numpy("coins", rank=self.world.rank)  # each process tosses for its own records
@@ -191,6 +195,10 @@ class PrivateSession(Session):
 
     def steps_in(self, epochs: int) -> int:
         return sum(epoch.steps for epoch in self.plan.shape.epochs[:epochs])
+
+    def calibrate(self) -> None:
+        if self._twin is not None and self.calibrated is None:
+            self.calibrated = calibrated(self, self._twin)
 
     def release_test(self) -> ReleasedTest | None:
         if self.plan.sigma_test is not None:

@@ -29,6 +29,7 @@ from cords_dp.training.checks import (
     check_publishing,
     check_reports,
     check_subset,
+    check_temperature,
     notes_on,
     unused_keys,
 )
@@ -112,6 +113,7 @@ def examine(cfg: Mapping[str, Any], *, own_data: bool, own_model: bool) -> tuple
     with problems.noted():
         if strategy.private and (mechanism or not strategy.selects):
             unused = unused_keys(config, strategy, mechanism)
+            check_temperature(config, strategy, mechanism)
     config["dataset"] = _with_test(config["dataset"], privacy, own=source is not None and not source.published)
     with problems.noted():
         check_reports(config, privacy)
