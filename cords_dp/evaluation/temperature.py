@@ -20,7 +20,7 @@ from cords_dp.evaluation.released import MOST_LOSS
 
 TEMPERATURES = 2.0 ** np.arange(-3, 3.25, 0.5)
 _ONE = int(np.flatnonzero(TEMPERATURES == 1)[0])
-_LONGEST = 3.0  # nine of ten records' steps are shorter, also where the model is sure of what is wrong
+_LONGEST = 3.0  # about one record in a hundred has longer steps, those of which the model is sure and wrong
 _SURE = 3.0  # deviations of its noise that a gain has to exceed
 
 

@@ -287,7 +287,7 @@ def _calibrate_validation(plan: PrivacyPlan) -> float:
     return given
 
 
-_LESS_FOR_TEMPERATURE = 20
+_LESS_FOR_TEMPERATURE = 10
 
 
 def validation_events(plan: PrivacyPlan, sigma: float) -> list[Event]:
@@ -297,9 +297,9 @@ def validation_events(plan: PrivacyPlan, sigma: float) -> list[Event]:
 
 
 def _temperature_noise(plan: PrivacyPlan, sigma: float) -> float | None:
-    """Return the noise multiplier of a temperature's fit: it costs a twentieth of what all selections cost on V.
+    """Return the noise multiplier of a temperature's fit: it costs a tenth of what all selections cost on V.
 
-    Costs add up like squares, so the selections' own noise on V grows by two and a half per cent.
+    Costs add up like squares, so the selections' own noise on V grows by five per cent.
     """
     if not plan.privacy.temperature:
         return None
