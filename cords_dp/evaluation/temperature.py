@@ -8,8 +8,9 @@ much its log loss, cut at `MOST_LOSS`, changes from each temperature of a public
 record, one without a known label and one whose logits are not finite have the zero vector. The sum has L2 sensitivity 1
 for zero-out of one record or owner. `chosen_temperature` reads the noisy sum alone: it is post-processing.
 
-Steps from one temperature to the next need less noise than the losses themselves: a loss that goes from 8 to 0 over
-twelve steps is a vector of length 3, and as twelve losses it would be one of length 20.
+Steps from one temperature to the next need less noise than the losses themselves: a loss that falls from 8 to 0 in
+eight equal steps is a vector of length 2.8, and its nine values are one of length 14. Temperatures far below 1 are left
+out: private models were too sure wherever much was to be gained, and a wrong step that way costs most.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ import numpy as np
 
 from cords_dp.evaluation.released import MOST_LOSS
 
-TEMPERATURES = 2.0 ** np.arange(-3, 3.25, 0.5)
+TEMPERATURES = 2.0 ** np.arange(-1, 3.25, 0.5)
 _ONE = int(np.flatnonzero(TEMPERATURES == 1)[0])
-_LONGEST = 3.0  # about one record in a hundred has longer steps, those of which the model is sure and wrong
+_LONGEST = 2.5  # longer are the steps of records of which the model is sure and wrong
 _SURE = 3.0  # deviations of its noise that a gain has to exceed
 
 

@@ -61,11 +61,11 @@ def test_the_sum_is_of_losses_where_nobody_is_cut():
     labels, logits = people(2000)
     steps = loss_steps(labels, logits / 2)
     losses = [mean_loss(labels, logits / 2, t) for t in TEMPERATURES[ONE:]]
-    np.testing.assert_allclose(3.0 * np.cumsum(steps[ONE:]) / 2000, np.diff(losses).cumsum(), atol=0.02)
+    np.testing.assert_allclose(2.5 * np.cumsum(steps[ONE:]) / 2000, np.diff(losses).cumsum(), atol=0.02)
     assert max(losses) < MOST_LOSS
 
 
-@pytest.mark.parametrize("wanted", [0.25, 0.5, 1.0, 2.0, 4.0])
+@pytest.mark.parametrize("wanted", [0.5, 1.0, 2.0, 4.0])
 def test_it_finds_the_temperature_of_many_records_within_a_step_and_none_where_none_is_needed(wanted):
     labels, logits = people(4000)
     steps = loss_steps(labels, logits * wanted)

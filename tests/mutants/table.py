@@ -1798,9 +1798,45 @@ _PRIVATE_TEST = [
     ),
 ]  # fmt: skip
 
+TEMPERATURE = "training/test_temperature.py::"
+_TEMPERATURE = [
+    _mutant(
+        "temperature-without-noise", "what a temperature is fitted by is released exactly, and nobody pays",
+        ("event = None if self.sigma_temperature is None else gaussian(self.sigma_temperature)", "event = None"),
+        TEMPERATURE + "test_the_release_is_the_sum_on_v_with_noise_of_the_charged_event",
+    ),
+    _mutant(
+        "temperature-of-the-exact-sum", "noise is drawn and paid for, and the temperature follows from the exact sum",
+        ('chosen_temperature(found["released"].numpy(), ', "chosen_temperature(steps_on(records), "),
+        TEMPERATURE + "test_the_temperature_follows_from_what_was_released",
+    ),
+    _mutant(
+        "temperature-beyond-the-budget", "the selections on V spend all of its ε, and a temperature comes on top",
+        ("return [*_selections_on_validation(plan, sigma), *([] if last is None else [gaussian(last)])]",
+         "return _selections_on_validation(plan, sigma)"),
+        TEMPERATURE + "test_v_pays_within_its_own_budget_and_d_does_not_notice",
+    ),
+    _mutant(
+        "temperature-steps-unbounded", "one record of which the model is sure and wrong moves the sum by more than 1",
+        ("(1.0 if masses is None else masses[known, None]) / np.maximum(lengths, _LONGEST)",
+         "(1.0 if masses is None else masses[known, None]) / _LONGEST"),
+        "evaluation/test_temperature.py::test_no_record_is_longer_than_one",
+    ),
+    _mutant(
+        "temperature-owners-by-records", "an owner of k records of V counts k times in a sum of sensitivity 1",
+        ("seen.logits.double().cpu().numpy(), records.masses)", "seen.logits.double().cpu().numpy())"),
+        TEMPERATURE + "test_an_owner_of_several_records_of_v_counts_once",
+    ),
+    _mutant(
+        "temperature-unverified", "a statement that leaves the temperature's event out is verified",
+        ('[("T", "sigma_test"), ("V", "sigma_temperature")]', '[("T", "sigma_test")]'),
+        TEMPERATURE + "test_a_plan_that_leaves_its_event_out_is_not_verified",
+    ),
+]  # fmt: skip
+
 MUTANTS: tuple[Mutant, ...] = (
     *_NOISE, *_CLIPPING, *_HALF_ROWS, *_BOOKKEEPING, *_SAMPLING, *_SELECTION, *_ACCOUNTING, *_LEAKS, *_TABLES, *_FROZEN,
     *_TUNING, *_LOOPS, *_ACCOUNT, *_REGISTERED, *_HANDED_OVER,
-    *_ESTIMATORS, *_STATEMENT, *_VERIFY, *_OWNERS, *_PRIVATE_TEST,
+    *_ESTIMATORS, *_STATEMENT, *_VERIFY, *_OWNERS, *_PRIVATE_TEST, *_TEMPERATURE,
 )  # fmt: skip
 assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS), "two mutants have one name"
