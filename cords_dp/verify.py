@@ -245,7 +245,9 @@ class Run:
         plan, epochs = self.plan, [(chosen, rate, n * times) for (_, n, rate, _, chosen), times in self.plan["epochs"]]
         uses = [_use("D", plan["sigma"], rate, steps) for chosen, rate, steps in epochs if steps and not chosen]
         uses += [_use("D", plan["preparation"][2], 1.0, 1)] if plan["preparation"] else []
-        uses += [_use(d, plan[k], 1.0, 1) for d, k in [("T", "sigma_test"), ("V", "sigma_temperature")] if k in plan]
+        counts = {"T sigma_test": 1, "V sigma_temperature": 1, "V sigma_keeping": 1}
+        counts["V sigma_head_start"] = plan.get("head_start", 0)
+        uses += [_use(key[0], plan[key[2:]], 1.0, count) for key, count in counts.items() if key[2:] in plan]
         if branched := sum(steps for chosen, _, steps in epochs if chosen):
             branches = [[_use("D", sigma, rate, branched)["event"]] for _, rate, sigma in plan["branches"]]
             uses += [{"dataset": "D", "event": {"kind": "branch_maximum", "branches": branches, "count": 1}}]

@@ -89,6 +89,11 @@ class PrivacySettings:
     validation_noise: float | None = Key(
         _norm, None, "noise multiplier of V's releases; calibrated to (ε, δ) when left out"
     ).field()
+    head_start: int = Key(
+        partial(whole, low=0, high=1000), 0,
+        "where V is read and private: so many first steps on all of V, which are charged to V alone; 0 for none, as "
+        "runs were before",
+    ).field()
     temperature: bool = Key(
         flag, True,
         "where V is read: divide the logits of the model that a run ends with by a number fitted on V, by one noisy "

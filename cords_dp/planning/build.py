@@ -91,7 +91,13 @@ def build_plan(
     if shape.rounds:
         if privacy.validation == "private" and plan.validation_is_read:
             sigma = _calibrate_validation(plan)
-            plan = replace(plan, sigma_validation=sigma, sigma_temperature=_temperature_noise(plan, sigma))
+            plan = replace(
+                plan,
+                sigma_validation=sigma,
+                sigma_temperature=_temperature_noise(plan, sigma),
+                sigma_head_start=_head_start_noise(plan, sigma),
+                sigma_keeping=_keeping_noise(plan, sigma),
+            )
         plan = replace(plan, selection_noise=_calibrate_selection(plan))
     concentrations = mechanism.concentrations(sizes) if mechanism is not None and shape.branched_steps else ()
     if concentrations:
@@ -288,12 +294,16 @@ def _calibrate_validation(plan: PrivacyPlan) -> float:
 
 
 _LESS_FOR_TEMPERATURE = 10
+_MORE_FOR_HEAD_START, _AS_MUCH_FOR_KEEPING = 4, 1
 
 
 def validation_events(plan: PrivacyPlan, sigma: float) -> list[Event]:
-    """List what a run would charge to V at this noise multiplier: all selections, and the fit of a temperature."""
-    last = _temperature_noise(plan, sigma)
-    return [*_selections_on_validation(plan, sigma), *([] if last is None else [gaussian(last)])]
+    """List what a run would charge to V at this noise multiplier: selections, the first steps, a temperature's fit."""
+    first = _head_start_noise(plan, sigma)
+    besides = [] if first is None else [gaussian(first, plan.privacy.head_start)]
+    once = (_temperature_noise(plan, sigma), _keeping_noise(plan, sigma))
+    besides += [gaussian(noise) for noise in once if noise is not None]
+    return [*_selections_on_validation(plan, sigma), *besides]
 
 
 def _temperature_noise(plan: PrivacyPlan, sigma: float) -> float | None:
@@ -305,6 +315,23 @@ def _temperature_noise(plan: PrivacyPlan, sigma: float) -> float | None:
         return None
     uses = sum(event.count for event in _selections_on_validation(plan, sigma))
     return sigma * math.sqrt(_LESS_FOR_TEMPERATURE / uses)
+
+
+def _head_start_noise(plan: PrivacyPlan, sigma: float) -> float | None:
+    """Return the noise multiplier of a step on V: all of them cost four times as much as all selections do on V."""
+    steps = plan.privacy.head_start
+    if not steps:
+        return None
+    uses = sum(event.count for event in _selections_on_validation(plan, sigma))
+    return sigma * math.sqrt(steps / (_MORE_FOR_HEAD_START * uses))
+
+
+def _keeping_noise(plan: PrivacyPlan, sigma: float) -> float | None:
+    """Return the noise multiplier by which V says how much of the head start to keep: as much as selections."""
+    if not plan.privacy.head_start:
+        return None
+    uses = sum(event.count for event in _selections_on_validation(plan, sigma))
+    return sigma * math.sqrt(_AS_MUCH_FOR_KEEPING / uses)
 
 
 def _selections_on_validation(plan: PrivacyPlan, sigma: float) -> list[Event]:

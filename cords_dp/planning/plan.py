@@ -5,7 +5,8 @@ take their numbers from it, so they cannot disagree. It holds public values only
 
 Released by a run, with its model: each DP-SGD step (a Poisson-subsampled Gaussian (q, σ), sensitivity C,
 charged to D), what the mechanism's `releases` list, charged to D or to V, what a source fits on D (`preparation`), and
-where V is read what a temperature is fitted by, once, when the run ends, charged to V (`temperature_releases`).
+where V is read the first steps, on V itself (`head_start_releases`), and what a temperature is fitted by when the run
+ends (`temperature_releases`), charged to V.
 
 Where the test set T is private: one Gaussian release when the run ends, charged to T (`test_releases`), from which all
 numbers follow that the run tells of it. It reads T and the released model. D, V and T have no record in common, so each
@@ -55,10 +56,11 @@ from cords_dp.planning.schedule import (
 )
 
 # Names of releases, and of their files in the archive of released values.
-TEST_RELEASE, TEMPERATURE_RELEASE = "test", "temperature"
+TEST_RELEASE, TEMPERATURE_RELEASE, HEAD_START, KEEPING = "test", "temperature", "head start", "keeping"
+KEPT = (0.0, 0.25, 0.5, 0.75)  # shares of a head start that the model may keep
 # Keys of ``privacy`` that change how fast a run is, or where files lie, and nothing about what it releases. Of a
-# temperature the plan has the noise.
-_UNPLANNED = frozenset({"grad_sample_mode", "max_physical_batch_size", "account", "temperature"})
+# temperature and of a head start the plan has the noise.
+_UNPLANNED = frozenset({"grad_sample_mode", "max_physical_batch_size", "account", "temperature", "head_start"})
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,8 @@ class PrivacyPlan:
         is selected or no noise is added. sigma_validation: the noise multiplier on V, where V is private and read.
     preparation, preparation_noise: what is released of D before training, and its noise multiplier.
     sigma_test: the noise multiplier of the one release on T, where T is private. sigma_temperature: that of the one
-        on V by which a temperature is fitted, where V is private and read.
+        on V by which a temperature is fitted, where V is private and read. sigma_head_start: that of each of the first
+        steps, on V, where a run takes such; sigma_keeping: that of the counts by which V says how much of it to keep.
     """
 
     shape: Shape
@@ -85,6 +88,8 @@ class PrivacyPlan:
     preparation_noise: float | None = None
     sigma_test: float | None = None
     sigma_temperature: float | None = None
+    sigma_head_start: float | None = None
+    sigma_keeping: float | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -105,6 +110,9 @@ class PrivacyPlan:
         sizes = {"n": shape.n, "n_validation": shape.n_validation, "k": shape.k, "batch": shape.batch_size}
         tested = {} if self.sigma_test is None else {"sigma_test": self.sigma_test}
         fitted = {} if self.sigma_temperature is None else {"sigma_temperature": self.sigma_temperature}
+        sigma = self.sigma_head_start
+        noises = {"sigma_head_start": sigma, "sigma_keeping": self.sigma_keeping}
+        started = {} if sigma is None else {"head_start": self.privacy.head_start, **noises}
         return {
             "strategy": shape.strategy,
             "sizes": {**sizes, "n_test": shape.n_test} if tested else sizes,
@@ -115,6 +123,7 @@ class PrivacyPlan:
             "sigma_validation": self.sigma_validation,
             **tested,
             **fitted,
+            **started,
             "branches": [[b.concentration, b.rate, b.sigma] for b in self.branches],
             "preparation": preparation and [preparation.name, preparation.sensitivity, self.preparation_noise],
             "mechanism": mechanism and {"name": mechanism.name, "keys": asdict(mechanism)},
@@ -202,6 +211,21 @@ class PrivacyPlan:
         words = "1 (all blocks of a record's part together: confusion matrix, score histograms, gaps, loss)"
         return (Release(TEST_RELEASE, TEST_DATA, gaussian(self.sigma_test), 1.0, words),)
 
+    def head_start_releases(self) -> tuple[Release, ...]:
+        """List what is released of V before the first epoch: a clipped sum of gradients for each step."""
+        if self.sigma_head_start is None:
+            return ()
+        clip, event = self.privacy.max_grad_norm, gaussian(self.sigma_head_start, self.privacy.head_start)
+        words = f"gradients of the first steps; {clip:g} (clip norm)"
+        return (Release(HEAD_START, VALIDATION_DATA, event, clip, words),)
+
+    def keeping_releases(self) -> tuple[Release, ...]:
+        """List what is released of V, when the run ends, to choose how much of the head start to keep."""
+        if self.sigma_keeping is None:
+            return ()
+        words = f"counts of right predictions; {math.sqrt(len(KEPT)):.3g} (one for each of {len(KEPT)} shares)"
+        return (Release(KEEPING, VALIDATION_DATA, gaussian(self.sigma_keeping), math.sqrt(len(KEPT)), words),)
+
     def temperature_releases(self) -> tuple[Release, ...]:
         """List what is released of V once, at the model that a run ends with; free of charge where V is public."""
         if self.noiseless or not self.fits_temperature:
@@ -219,7 +243,8 @@ class PrivacyPlan:
         if self.noiseless:
             return ()
         selection = self.selection_entries() if self.shape.rounds else ()
-        entries: list[Entry] = [*self.preparation_entries()]
+        first = [Entry(r.dataset, r.phase, r.event) for r in self.head_start_releases() if r.event is not None]
+        entries: list[Entry] = [*self.preparation_entries(), *first]
         for epoch in self.shape.epochs:
             if epoch.selects:
                 entries += selection
@@ -227,7 +252,7 @@ class PrivacyPlan:
                 entries.append(Entry(TRAINING_DATA, epoch.phase, self.step_event(epoch)))
         if self.shape.branched_steps:
             entries.append(Entry(TRAINING_DATA, TRAINING, self.branch_event()))
-        last = (*self.temperature_releases(), *self.test_releases())
+        last = (*self.keeping_releases(), *self.temperature_releases(), *self.test_releases())
         entries += [Entry(r.dataset, r.phase, r.event) for r in last if r.event is not None]
         return tuple(entries)
 

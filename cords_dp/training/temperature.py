@@ -39,14 +39,13 @@ if TYPE_CHECKING:
     from cords_dp.training.private_session import PrivateSession
 
 
-def calibrated(session: PrivateSession, twin: nn.Module) -> nn.Module:
-    """Return ``twin``, a model like the session's that nothing else uses, as the one to release."""
+def divide_by_temperature(session: PrivateSession, twin: nn.Module) -> None:
+    """Divide the logits of ``twin``, a copy of the model to release that nothing else uses."""
     plan = session.plan
-    twin.load_state_dict(session.released.state_dict())
     layer = last_linear(twin, made_up_batch(session)[0])
     if layer is None:
         session.logger.warning("No temperature: the model does not end with a linear layer.")
-        return twin
+        return
     records = session.records(session.data.validation, twin)
     found = released_once(
         TEMPERATURE_RELEASE,
@@ -60,7 +59,6 @@ def calibrated(session: PrivateSession, twin: nn.Module) -> nn.Module:
     temperature = chosen_temperature(found["released"].numpy(), plan.sigma_temperature or 0.0)
     session.logger.info("Temperature fitted on the validation set: %.3g.", temperature)
     divide(layer, temperature)
-    return twin
 
 
 def steps_on(records: Records) -> np.ndarray:
