@@ -14,6 +14,7 @@ from typing import Any
 from cords_dp.config.values import Key, flag, number, one_of, whole
 from cords_dp.errors import ConfigError
 
+HEAD_START = 20  # steps on V that a run begins with, where that is left to the plan
 AUTO = "auto"  # what the plan, the machine or the model decides
 PRIVATE, PUBLIC, UNREAD = "private", "public", "unread"  # what a test set may be
 GRADIENT_MODES = ["linear", "bookkeeping", "ghost", "ew", "hooks", "functorch"]  # and those that are registered
@@ -32,6 +33,10 @@ def _accountant(key: str, value: Any) -> Any:
     from cords_dp.accounting import ACCOUNTANTS
 
     return one_of(key, value, (AUTO, *ACCOUNTANTS))
+
+
+def _head_start(key: str, value: Any) -> int | str:
+    return AUTO if value == AUTO else whole(key, value, low=0, high=1000)
 
 
 def _gradient_mode(key: str, value: Any) -> Any:
@@ -89,10 +94,10 @@ class PrivacySettings:
     validation_noise: float | None = Key(
         _norm, None, "noise multiplier of V's releases; calibrated to (ε, δ) when left out"
     ).field()
-    head_start: int = Key(
-        partial(whole, low=0, high=1000), 0,
-        "where V is read and private: so many first steps on all of V, which are charged to V alone; 0 for none, as "
-        "runs were before",
+    head_start: int | str = Key(
+        _head_start, 0,
+        "where V is read and private: so many first steps on V, which are charged to V alone; `auto`: "
+        f"{HEAD_START} where V is large enough for them. 0 for none, as runs were before",
     ).field()
     temperature: bool = Key(
         flag, True,

@@ -301,7 +301,7 @@ def _validation_row(plan: PrivacyPlan) -> list[tuple[str, str]]:
         sigma = plan.sigma_temperature
         last = "" if sigma is None else f"; a temperature is fitted once, sigma = {sigma:.4f}"
         if plan.sigma_head_start is not None:
-            last += f"; the first {plan.privacy.head_start} steps are on it, sigma = {plan.sigma_head_start:.4f}"
+            last += f"; the first {plan.head_start} steps are on it, sigma = {plan.sigma_head_start:.4f}"
         return [("validation", f"private, sigma_v = {plan.sigma_validation:.4f}{last}")]
     return [("validation", "declared public")] if plan.validation_is_read else []
 

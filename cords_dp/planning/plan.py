@@ -57,7 +57,7 @@ from cords_dp.planning.schedule import (
 
 # Names of releases, and of their files in the archive of released values.
 TEST_RELEASE, TEMPERATURE_RELEASE, HEAD_START, KEEPING = "test", "temperature", "head start", "keeping"
-KEPT = (0.0, 0.25, 0.5, 0.75)  # shares of a head start that the model may keep
+KEPT = (0.0, 0.5, 0.75, 0.9)  # shares of a head start that the model may keep
 # Keys of ``privacy`` that change how fast a run is, or where files lie, and nothing about what it releases. Of a
 # temperature and of a head start the plan has the noise.
 _UNPLANNED = frozenset({"grad_sample_mode", "max_physical_batch_size", "account", "temperature", "head_start"})
@@ -71,8 +71,9 @@ class PrivacyPlan:
         is selected or no noise is added. sigma_validation: the noise multiplier on V, where V is private and read.
     preparation, preparation_noise: what is released of D before training, and its noise multiplier.
     sigma_test: the noise multiplier of the one release on T, where T is private. sigma_temperature: that of the one
-        on V by which a temperature is fitted, where V is private and read. sigma_head_start: that of each of the first
-        steps, on V, where a run takes such; sigma_keeping: that of the counts by which V says how much of it to keep.
+        on V by which a temperature is fitted, where V is private and read. head_start, sigma_head_start: the first
+        steps, on V, and the noise multiplier of each, where a run takes such. sigma_keeping: that of the counts by which
+        V says how much of them to keep.
     """
 
     shape: Shape
@@ -88,6 +89,7 @@ class PrivacyPlan:
     preparation_noise: float | None = None
     sigma_test: float | None = None
     sigma_temperature: float | None = None
+    head_start: int = 0
     sigma_head_start: float | None = None
     sigma_keeping: float | None = None
 
@@ -112,7 +114,7 @@ class PrivacyPlan:
         fitted = {} if self.sigma_temperature is None else {"sigma_temperature": self.sigma_temperature}
         sigma = self.sigma_head_start
         noises = {"sigma_head_start": sigma, "sigma_keeping": self.sigma_keeping}
-        started = {} if sigma is None else {"head_start": self.privacy.head_start, **noises}
+        started = {} if sigma is None else {"head_start": self.head_start, **noises}
         return {
             "strategy": shape.strategy,
             "sizes": {**sizes, "n_test": shape.n_test} if tested else sizes,
@@ -215,7 +217,7 @@ class PrivacyPlan:
         """List what is released of V before the first epoch: a clipped sum of gradients for each step."""
         if self.sigma_head_start is None:
             return ()
-        clip, event = self.privacy.max_grad_norm, gaussian(self.sigma_head_start, self.privacy.head_start)
+        clip, event = self.privacy.max_grad_norm, gaussian(self.sigma_head_start, self.head_start)
         words = f"gradients of the first steps; {clip:g} (clip norm)"
         return (Release(HEAD_START, VALIDATION_DATA, event, clip, words),)
 

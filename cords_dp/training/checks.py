@@ -37,7 +37,7 @@ def check_temperature(config: Mapping[str, Any], strategy: Strategy, mechanism: 
 
 def check_head_start(privacy: PrivacySettings | None, strategy: Strategy, mechanism: Mechanism | None) -> None:
     """Refuse first steps on a V that the strategy does not read, or that has no budget of its own."""
-    if privacy is None or not privacy.head_start:
+    if privacy is None or privacy.head_start in (0, AUTO):
         return
     if not (mechanism and mechanism.reads_validation):
         fix = f"takes steps on the validation set, and {strategy.name} reads none here: leave it out"

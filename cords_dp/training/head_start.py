@@ -111,7 +111,7 @@ def _steps_on_validation(session: PrivateSession, releases: Releases) -> np.ndar
         data,
         Pool.everything(len(data)),
         rate=1.0,
-        steps=plan.privacy.head_start,
+        steps=plan.head_start,
         rng=session.streams.numpy("head start batches", rank=session.world.rank),
         records_per_owner=plan.privacy.records_per_owner,
     )

@@ -74,7 +74,8 @@ def head_start_rate(run: Run, plan: PrivacyPlan, model: nn.Module, size: int) ->
     section, length = {**run.config["optimizer"], "momentum": 0.0}, float(model.input_norm)  # type: ignore[arg-type]
     assert plan.sigma_head_start is not None
     amount, bound = _rule(run.config, section, plan, length)
-    per_unit = plan.sigma_head_start * plan.privacy.max_grad_norm * math.sqrt(plan.privacy.head_start) * length
+    amount = min(amount, _PROBABILITY_NOISE)  # it stays in the weights, beside the noise of D's steps
+    per_unit = plan.sigma_head_start * plan.privacy.max_grad_norm * math.sqrt(plan.head_start) * length
     return min(amount * size / per_unit, bound) * (section.get("lr_scale") or 1.0)
 
 
