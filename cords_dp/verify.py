@@ -245,7 +245,8 @@ class Run:
         plan, epochs = self.plan, [(chosen, rate, n * times) for (_, n, rate, _, chosen), times in self.plan["epochs"]]
         uses = [_use("D", plan["sigma"], rate, steps) for chosen, rate, steps in epochs if steps and not chosen]
         uses += [_use("D", plan["preparation"][2], 1.0, 1)] if plan["preparation"] else []
-        uses += [_use("T", plan["sigma_test"], 1.0, 1)] if "sigma_test" in plan else []
+        keys = ("T sigma_test", "V sigma_temperature", "V sigma_keeping", "V sigma_head_start")  # once, or n times
+        uses += [_use(key[0], plan[key[2:]], 1.0, plan.get(key[8:], 1)) for key in keys if key[2:] in plan]
         if branched := sum(steps for chosen, _, steps in epochs if chosen):
             branches = [[_use("D", sigma, rate, branched)["event"]] for _, rate, sigma in plan["branches"]]
             uses += [{"dataset": "D", "event": {"kind": "branch_maximum", "branches": branches, "count": 1}}]
@@ -253,8 +254,7 @@ class Run:
 
     def too_low(self) -> list[str]:
         report, most = self.report, max(self.epsilon.values())
-        whole = [_jointly(d) for d in self.sets if len(d["parts"]) > 1]  # a text may say both
-        least = min([*self.epsilon.values(), *whole])
+        least = min([*self.epsilon.values(), *(_jointly(d) for d in self.sets if len(d["parts"]) > 1)])
         said = re.search(r"ε = ([\d.]+), δ = ([\d.e-]+)\)", report["statement"]) or ["", "0", "0"]
         claims = [("ε", report["epsilon"], most), ("ε in the sentence", float(said[1]), most)]
         claims += [("δ in the sentence", float(said[2]), report["delta"] * 0.995)]  # it has three digits

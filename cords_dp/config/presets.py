@@ -40,7 +40,8 @@ _SCATTERING: dict[str, Any] = {
     "model": {"architecture": "ScatterLinear"},
     "dataloader": {"batch_size": "auto"},
     "optimizer": {"lr": "auto"},
-    "privacy": {"max_grad_norm": 0.1, "ema_decay": 0.9, "delta": 1e-5},  # δ as in what is published on these sets
+    # δ as in what is published on these sets
+    "privacy": {"max_grad_norm": 0.1, "ema_decay": 0.9, "delta": 1e-5, "head_start": "auto"},
 }
 _LINEAR: dict[str, Any] = {
     "model": {"architecture": "LogisticRegNet"},
@@ -65,7 +66,11 @@ _CLASSIFIER_CLIPS = {"LinearHead": 1.4, "MLPHead": 4.0}
 # single records adds noise and clips nothing (benchmarks/people.py).
 _OF_OWNERS = 0.5
 # Features of known length √dim, hence the small clip norm, as above.
-_EMBEDDED: dict[str, Any] = {**_OWN, "dataset": {"type": None}, "privacy": {"max_grad_norm": 0.1, "ema_decay": 0.9}}
+_EMBEDDED: dict[str, Any] = {
+    **_OWN,
+    "dataset": {"type": None},
+    "privacy": {"max_grad_norm": 0.1, "ema_decay": 0.9, "head_start": "auto"},
+}
 _IMAGES: dict[str, Any] = {
     **_EMBEDDED,
     "dss_args": {"select_every": 3},
@@ -113,7 +118,7 @@ def paper_model(dataset: str) -> dict[str, Any]:
         "optimizer": {"lr": lr, "momentum": 0.9},
         "train_args": {"num_epochs": 40},
         "dss_args": {"select_every": 20},
-        "privacy": {"max_grad_norm": 1.0, "ema_decay": 0.0},
+        "privacy": {"max_grad_norm": 1.0, "ema_decay": 0.0, "head_start": 0},
     }
 
 
@@ -148,6 +153,7 @@ def config_for(dataset: str, strategy: str, /, **changes: dict[str, Any]) -> dic
         config.pop("privacy")
     if "architecture" in changes.get("model", {}):  # another model reads images, or names features of its own
         config["model"].pop("features", None)
+        config.get("privacy", {}).pop("head_start", None)  # steps on all of V take long for a network
     merge_into(config, changes)
     if "is_reg" not in changes:
         config["is_reg"] = config["loss"].get("type") == "MeanSquaredLoss"  # the loss decides what is trained

@@ -14,6 +14,7 @@ from typing import Any
 from cords_dp.config.values import Key, flag, number, one_of, whole
 from cords_dp.errors import ConfigError
 
+HEAD_START = 20  # steps on V that a run begins with, where that is left to the plan
 AUTO = "auto"  # what the plan, the machine or the model decides
 PRIVATE, PUBLIC, UNREAD = "private", "public", "unread"  # what a test set may be
 GRADIENT_MODES = ["linear", "bookkeeping", "ghost", "ew", "hooks", "functorch"]  # and those that are registered
@@ -32,6 +33,10 @@ def _accountant(key: str, value: Any) -> Any:
     from cords_dp.accounting import ACCOUNTANTS
 
     return one_of(key, value, (AUTO, *ACCOUNTANTS))
+
+
+def _head_start(key: str, value: Any) -> int | str:
+    return AUTO if value == AUTO else whole(key, value, low=0, high=1000)
 
 
 def _gradient_mode(key: str, value: Any) -> Any:
@@ -88,6 +93,17 @@ class PrivacySettings:
     validation_clip: float = Key(_norm, 1.0, "clip norm C_v of V's last-layer gradients in selection").field()
     validation_noise: float | None = Key(
         _norm, None, "noise multiplier of V's releases; calibrated to (ε, δ) when left out"
+    ).field()
+    head_start: int | str = Key(
+        _head_start, 0,
+        "where V is read and private: so many first steps on V, which are charged to V alone; `auto`: "
+        f"{HEAD_START} where V is large enough for them. 0 for none, as runs were before",
+    ).field()
+    temperature: bool = Key(
+        flag, True,
+        "where V is read: divide the logits of the model that a run ends with by a number fitted on V, by one noisy "
+        "release that is charged to V. Probabilities become honest, and the likeliest class stays what it is. `False` "
+        "is how runs were before",
     ).field()
     augmentations: int = Key(
         partial(whole, high=_MOST_VIEWS), 1,

@@ -67,6 +67,7 @@ def _take_all_steps(session: PrivateSession) -> None:
     session.equip(losses, *optimizer_and_scheduler(session.run, session.plan, session.model))
     for epoch in range(1, session.run.epochs + 1):
         session.train_epoch(epoch)
+    session.calibrate()
 
 
 def _split(run: Run, given: Given, owners: Any) -> Splits:

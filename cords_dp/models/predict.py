@@ -68,12 +68,14 @@ def load_model(run: str | Path, *, weights: str | Path | None = None, features: 
 
 
 def _released_weights(path: Path) -> Mapping[str, Tensor]:
-    """Read a plain state_dict, or that of a checkpoint: the average of the steps where one is kept. Runs no code."""
+    """Read a plain state_dict, or what a checkpoint has of the released model: the calibrated one, the average of the
+    steps, or the last step's. Runs no code."""
     with torch.serialization.safe_globals(CHECKPOINT_CLASSES):
         state = torch.load(path, map_location="cpu", weights_only=True)
     if "state_dict" not in state:
         return state
-    return state["average"]["state_dict"] if "average" in state else state["state_dict"]
+    found = next((state[name] for name in ("calibrated", "average") if name in state), state)
+    return found["state_dict"]
 
 
 class LoadedModel:

@@ -87,7 +87,10 @@ def noise_source(rng: np.random.Generator, *, secure: bool = False) -> Noise:
 
 
 _PUBLIC = ("data", "init")
-_SECRET = ("selection", "batches", "noise", "validation", "augmentation", "coins", "global", "preparation", "test")
+_SECRET = (
+    "selection", "batches", "noise", "validation", "augmentation", "coins", "global", "preparation", "temperature",
+    "test", "head start", "head start batches", "keeping",
+)  # fmt: skip
 _ENTROPY_BYTES = 32
 
 

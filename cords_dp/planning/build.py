@@ -20,7 +20,7 @@ from cords_dp.accounting import (
 )
 from cords_dp.accounting.composition import GLANCE, ROUGH
 from cords_dp.accounting.events import merge
-from cords_dp.config.settings import PrivacySettings, SubsetSettings
+from cords_dp.config.settings import AUTO, HEAD_START, PrivacySettings, SubsetSettings
 from cords_dp.errors import AccountingError, ConfigError
 from cords_dp.planning import noise_cache
 from cords_dp.planning.mechanism import Mechanism, SelectionNoise, declared_releases, registered_mechanisms
@@ -90,7 +90,7 @@ def build_plan(
         plan = replace(plan, preparation_noise=_calibrate_preparation(plan, preparation))
     if shape.rounds:
         if privacy.validation == "private" and plan.validation_is_read:
-            plan = replace(plan, sigma_validation=_calibrate_validation(plan))
+            plan = _with_validation(plan)
         plan = replace(plan, selection_noise=_calibrate_selection(plan))
     concentrations = mechanism.concentrations(sizes) if mechanism is not None and shape.branched_steps else ()
     if concentrations:
@@ -266,6 +266,24 @@ def _calibrate_selection(plan: PrivacyPlan) -> float:
     return _calibrated(plan, problem, cost_of, target, start=start, rising=mechanism.cost_rises)
 
 
+def _with_validation(plan: PrivacyPlan) -> PrivacyPlan:
+    """Calibrate all that a run releases of V. Few records give no direction to steps: without a number, none then."""
+    steps = plan.privacy.head_start
+    plan = replace(plan, head_start=HEAD_START if steps == AUTO else int(steps))
+    sigma = _calibrate_validation(plan)
+    first = _head_start_noise(plan, sigma)
+    if steps == AUTO and first is not None and plan.shape.n_validation < _ENOUGH * first:
+        plan, first = replace(plan, head_start=0), None
+        sigma = _calibrate_validation(plan)
+    return replace(
+        plan,
+        sigma_validation=sigma,
+        sigma_temperature=_temperature_noise(plan, sigma),
+        sigma_head_start=first,
+        sigma_keeping=_keeping_noise(plan, sigma),
+    )
+
+
 def _calibrate_validation(plan: PrivacyPlan) -> float:
     """Find σ_v at which V's releases cost (ε, δ), or take the user's own if it fits."""
 
@@ -286,8 +304,48 @@ def _calibrate_validation(plan: PrivacyPlan) -> float:
     return given
 
 
+_LESS_FOR_TEMPERATURE = 10
+_MORE_FOR_HEAD_START, _AS_MUCH_FOR_KEEPING = 4, 1
+_ENOUGH = 100  # records of V to a deviation of a step's noise, from which on its sum says where to go
+
+
 def validation_events(plan: PrivacyPlan, sigma: float) -> list[Event]:
-    """List what all selections of a run would charge to V at this noise multiplier."""
+    """List what a run would charge to V at this noise multiplier: selections, the first steps, a temperature's fit."""
+    first = _head_start_noise(plan, sigma)
+    besides = [] if first is None else [gaussian(first, plan.head_start)]
+    once = (_temperature_noise(plan, sigma), _keeping_noise(plan, sigma))
+    besides += [gaussian(noise) for noise in once if noise is not None]
+    return [*_selections_on_validation(plan, sigma), *besides]
+
+
+def _temperature_noise(plan: PrivacyPlan, sigma: float) -> float | None:
+    """Return the noise multiplier of a temperature's fit: it costs a tenth of what all selections cost on V.
+
+    Costs add up like squares, so the selections' own noise on V grows by five per cent.
+    """
+    if not plan.privacy.temperature:
+        return None
+    uses = sum(event.count for event in _selections_on_validation(plan, sigma))
+    return sigma * math.sqrt(_LESS_FOR_TEMPERATURE / uses)
+
+
+def _head_start_noise(plan: PrivacyPlan, sigma: float) -> float | None:
+    """Return the noise multiplier of a step on V: all of them cost four times as much as all selections do on V."""
+    if not plan.head_start:
+        return None
+    uses = sum(event.count for event in _selections_on_validation(plan, sigma))
+    return sigma * math.sqrt(plan.head_start / (_MORE_FOR_HEAD_START * uses))
+
+
+def _keeping_noise(plan: PrivacyPlan, sigma: float) -> float | None:
+    """Return the noise multiplier by which V says how much of the head start to keep: as much as selections."""
+    if not plan.head_start:
+        return None
+    uses = sum(event.count for event in _selections_on_validation(plan, sigma))
+    return sigma * math.sqrt(_AS_MUCH_FOR_KEEPING / uses)
+
+
+def _selections_on_validation(plan: PrivacyPlan, sigma: float) -> list[Event]:
     assert plan.mechanism is not None
     releases = plan.mechanism.releases(SelectionNoise(1.0, sigma), plan.privacy, plan.shape.sizes)
     on_v = [r.event for r in releases if r.dataset == VALIDATION_DATA and r.event is not None]

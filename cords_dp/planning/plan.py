@@ -4,7 +4,9 @@ The plan is the only place where selection, training and accounting meet. Sample
 take their numbers from it, so they cannot disagree. It holds public values only.
 
 Released by a run, with its model: each DP-SGD step (a Poisson-subsampled Gaussian (q, σ), sensitivity C,
-charged to D), what the mechanism's `releases` list, charged to D or to V, and what a source fits on D (`preparation`).
+charged to D), what the mechanism's `releases` list, charged to D or to V, what a source fits on D (`preparation`), and
+where V is read the first steps, on V itself (`head_start_releases`), and what a temperature is fitted by when the run
+ends (`temperature_releases`), charged to V.
 
 Where the test set T is private: one Gaussian release when the run ends, charged to T (`test_releases`), from which all
 numbers follow that the run tells of it. It reads T and the released model. D, V and T have no record in common, so each
@@ -39,7 +41,7 @@ from cords_dp.accounting import (
     gaussian,
     group_epsilons,
 )
-from cords_dp.config.settings import PrivacySettings, SubsetSettings
+from cords_dp.config.settings import PUBLIC, PrivacySettings, SubsetSettings
 from cords_dp.errors import MechanismError
 from cords_dp.planning.mechanism import Mechanism, Release, SelectionNoise, declared_releases
 from cords_dp.planning.schedule import (
@@ -53,9 +55,12 @@ from cords_dp.planning.schedule import (
     Shape,
 )
 
-TEST_RELEASE = "test"  # its name, and that of its file in the archive of released values
-# Keys of ``privacy`` that change how fast a run is, or where files lie, and nothing about what it releases.
-_UNPLANNED = frozenset({"grad_sample_mode", "max_physical_batch_size", "account"})
+# Names of releases, and of their files in the archive of released values.
+TEST_RELEASE, TEMPERATURE_RELEASE, HEAD_START, KEEPING = "test", "temperature", "head start", "keeping"
+KEPT = (0.0, 0.5, 0.75, 0.9)  # shares of a head start that the model may keep
+# Keys of ``privacy`` that change how fast a run is, or where files lie, and nothing about what it releases. Of a
+# temperature and of a head start the plan has the noise.
+_UNPLANNED = frozenset({"grad_sample_mode", "max_physical_batch_size", "account", "temperature", "head_start"})
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,10 @@ class PrivacyPlan:
     selection_noise: the calibrated parameter of the mechanism (a noise multiplier, or ε₀ of a pick); None where nothing
         is selected or no noise is added. sigma_validation: the noise multiplier on V, where V is private and read.
     preparation, preparation_noise: what is released of D before training, and its noise multiplier.
-    sigma_test: the noise multiplier of the one release on T, where T is private.
+    sigma_test: the noise multiplier of the one release on T, where T is private. sigma_temperature: that of the one
+        on V by which a temperature is fitted, where V is private and read. head_start, sigma_head_start: the first
+        steps, on V, and the noise multiplier of each, where a run takes such. sigma_keeping: that of the counts by
+        which V says how much of them to keep.
     """
 
     shape: Shape
@@ -80,6 +88,10 @@ class PrivacyPlan:
     preparation: Preparation | None = None
     preparation_noise: float | None = None
     sigma_test: float | None = None
+    sigma_temperature: float | None = None
+    head_start: int = 0
+    sigma_head_start: float | None = None
+    sigma_keeping: float | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -99,6 +111,10 @@ class PrivacyPlan:
             del privacy["records_per_owner"]  # such plans knew no other unit
         sizes = {"n": shape.n, "n_validation": shape.n_validation, "k": shape.k, "batch": shape.batch_size}
         tested = {} if self.sigma_test is None else {"sigma_test": self.sigma_test}
+        fitted = {} if self.sigma_temperature is None else {"sigma_temperature": self.sigma_temperature}
+        sigma = self.sigma_head_start
+        noises = {"sigma_head_start": sigma, "sigma_keeping": self.sigma_keeping}
+        started = {} if sigma is None else {"head_start": self.head_start, **noises}
         return {
             "strategy": shape.strategy,
             "sizes": {**sizes, "n_test": shape.n_test} if tested else sizes,
@@ -108,6 +124,8 @@ class PrivacyPlan:
             "selection_noise": self.selection_noise,
             "sigma_validation": self.sigma_validation,
             **tested,
+            **fitted,
+            **started,
             "branches": [[b.concentration, b.rate, b.sigma] for b in self.branches],
             "preparation": preparation and [preparation.name, preparation.sensitivity, self.preparation_noise],
             "mechanism": mechanism and {"name": mechanism.name, "keys": asdict(mechanism)},
@@ -129,6 +147,12 @@ class PrivacyPlan:
     @property
     def validation_is_read(self) -> bool:
         return self.mechanism is not None and self.shape.rounds > 0 and self.mechanism.reads_validation
+
+    @property
+    def fits_temperature(self) -> bool:
+        """Whether a temperature is fitted on V when the run ends: by a charged release, or on a V that is public."""
+        free = self.noiseless or self.privacy.validation == PUBLIC
+        return self.sigma_temperature is not None or (free and self.privacy.temperature and self.validation_is_read)
 
     @property
     def concentration(self) -> float:
@@ -189,6 +213,29 @@ class PrivacyPlan:
         words = "1 (all blocks of a record's part together: confusion matrix, score histograms, gaps, loss)"
         return (Release(TEST_RELEASE, TEST_DATA, gaussian(self.sigma_test), 1.0, words),)
 
+    def head_start_releases(self) -> tuple[Release, ...]:
+        """List what is released of V before the first epoch: a clipped sum of gradients for each step."""
+        if self.sigma_head_start is None:
+            return ()
+        clip, event = self.privacy.max_grad_norm, gaussian(self.sigma_head_start, self.head_start)
+        words = f"gradients of the first steps; {clip:g} (clip norm)"
+        return (Release(HEAD_START, VALIDATION_DATA, event, clip, words),)
+
+    def keeping_releases(self) -> tuple[Release, ...]:
+        """List what is released of V, when the run ends, to choose how much of the head start to keep."""
+        if self.sigma_keeping is None:
+            return ()
+        words = f"counts of right predictions; {math.sqrt(len(KEPT)):.3g} (one for each of {len(KEPT)} shares)"
+        return (Release(KEEPING, VALIDATION_DATA, gaussian(self.sigma_keeping), math.sqrt(len(KEPT)), words),)
+
+    def temperature_releases(self) -> tuple[Release, ...]:
+        """List what is released of V once, at the model that a run ends with; free of charge where V is public."""
+        if self.noiseless or not self.fits_temperature:
+            return ()
+        event = None if self.sigma_temperature is None else gaussian(self.sigma_temperature)
+        words = "1 (by how much each temperature changes a record's log loss, all of them together)"
+        return (Release(TEMPERATURE_RELEASE, VALIDATION_DATA, event, 1.0, words),)
+
     def selection_entries(self) -> tuple[Entry, ...]:
         """List what one selection charges, on D and on V."""
         return tuple(Entry(r.dataset, r.phase, r.event) for r in self.releases() if r.event is not None)
@@ -198,7 +245,8 @@ class PrivacyPlan:
         if self.noiseless:
             return ()
         selection = self.selection_entries() if self.shape.rounds else ()
-        entries: list[Entry] = [*self.preparation_entries()]
+        first = [Entry(r.dataset, r.phase, r.event) for r in self.head_start_releases() if r.event is not None]
+        entries: list[Entry] = [*self.preparation_entries(), *first]
         for epoch in self.shape.epochs:
             if epoch.selects:
                 entries += selection
@@ -206,7 +254,8 @@ class PrivacyPlan:
                 entries.append(Entry(TRAINING_DATA, epoch.phase, self.step_event(epoch)))
         if self.shape.branched_steps:
             entries.append(Entry(TRAINING_DATA, TRAINING, self.branch_event()))
-        entries += [Entry(r.dataset, r.phase, r.event) for r in self.test_releases() if r.event is not None]
+        last = (*self.keeping_releases(), *self.temperature_releases(), *self.test_releases())
+        entries += [Entry(r.dataset, r.phase, r.event) for r in last if r.event is not None]
         return tuple(entries)
 
     # -- cost ---------------------------------------------------------------------------------

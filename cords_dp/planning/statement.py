@@ -376,7 +376,12 @@ def mechanism_rows(plan: PrivacyPlan) -> list[dict[str, Any]]:
     for release in plan.releases() if plan.shape.rounds else ():
         if release.event is not None:
             add(release.phase, release.event, release.description, plan.shape.rounds)
-    for release in plan.test_releases():
+    for release in (
+        *plan.head_start_releases(),
+        *plan.keeping_releases(),
+        *plan.temperature_releases(),
+        *plan.test_releases(),
+    ):
         if release.event is not None:
             add(release.phase, release.event, release.description, 1)
     for epoch in plan.shape.epochs:

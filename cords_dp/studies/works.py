@@ -82,7 +82,7 @@ class AdjustedLogits(nn.Module):
 
 def _released_ratio(folder: Path) -> Tensor:
     """Return V's class shares over D's, as the run's only selection has released them."""
-    (file,) = folder.rglob("selection-*.pt")
+    (file,) = folder.rglob("selection-*-[0-9]*.pt")  # a temperature is no selection
     ratio: Tensor = torch.load(file, weights_only=True)["ratio"]
     return ratio
 

@@ -29,6 +29,24 @@ def check_subset(config: Mapping[str, Any], subset: SubsetSettings, strategy: St
         raise ConfigError("ckpt.is_load", True, "a run on a secret subset cannot be resumed: no file holds the subset")
 
 
+def check_temperature(config: Mapping[str, Any], strategy: Strategy, mechanism: Mechanism | None) -> None:
+    if config["privacy"].get("temperature") and not (mechanism and mechanism.reads_validation):
+        fix = f"is fitted on the validation set, and {strategy.name} reads none here: leave it out"
+        raise ConfigError("privacy.temperature", True, fix)
+
+
+def check_head_start(privacy: PrivacySettings | None, strategy: Strategy, mechanism: Mechanism | None) -> None:
+    """Refuse first steps on a V that the strategy does not read, or that has no budget of its own."""
+    if privacy is None or privacy.head_start in (0, AUTO):
+        return
+    if not (mechanism and mechanism.reads_validation):
+        fix = f"takes steps on the validation set, and {strategy.name} reads none here: leave it out"
+        raise ConfigError("privacy.head_start", privacy.head_start, fix)
+    if privacy.validation != "private":
+        fix = "takes steps on a validation set with a budget of its own, and this one is public: leave it out"
+        raise ConfigError("privacy.head_start", privacy.head_start, fix)
+
+
 def check_automatic(config: Mapping[str, Any], strategy: Strategy) -> None:
     for section, key in (("dataloader", "batch_size"), ("optimizer", "lr")):
         if config[section][key] == AUTO and not strategy.private:

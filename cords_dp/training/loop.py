@@ -118,6 +118,9 @@ class PrivateLoader:
     def _check_run(self) -> None:
         privacy = self._run.privacy
         assert privacy is not None
+        if privacy.temperature:
+            fix = "nobody can say when a loop of your own has ended, so none is fitted: leave it out"
+            raise ConfigError("privacy.temperature", True, fix)
         if privacy.ema_decay:
             raise ConfigError("privacy.ema_decay", privacy.ema_decay, "a loop of your own keeps its own average")
 
@@ -283,7 +286,7 @@ def _config(strategy: str, dss_args: Mapping[str, Any], privacy: Mapping[str, An
         "optimizer": {"type": "sgd", "lr": dss_args.get("eta") or 0.01},
         "dss_args": {**own, "type": strategy},
         "train_args": {"num_epochs": epochs},
-        "privacy": dict(privacy),
+        "privacy": {"temperature": False, **privacy},
     }
 
 

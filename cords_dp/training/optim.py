@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -18,6 +18,9 @@ from torch.optim import lr_scheduler as schedulers
 from cords_dp.config.settings import AUTO
 from cords_dp.errors import ConfigError
 from cords_dp.planning import PrivacyPlan
+
+if TYPE_CHECKING:
+    from cords_dp.training.run import Run
 
 _TARGET_NOISE = 0.1  # of a regression's output, where targets lie in [−1, 1]
 _PROBABILITY_NOISE = 1.0  # of a classifier's logits, where clipping leaves its gradients much as they are
@@ -48,15 +51,32 @@ def planned_learning_rate(cfg: Mapping[str, Any], plan: PrivacyPlan, model: nn.M
     length, momentum = float(length), section.get("momentum") or 0.0
     if plan.noiseless:
         return _noiseless_rate(cfg, length) * (section.get("lr_scale") or 1.0)
-    if cfg.get("is_reg"):
-        amount, bound = _TARGET_NOISE, 0.5 * _swinging_rate(section, _squared_error_curvature(plan, length))
-    elif _gives_probabilities(plan, length):
-        amount, bound = _PROBABILITY_NOISE, 0.75 * _swinging_rate(section, (length**2 + 1) / 2)
-    else:
-        amount, bound = _RANK_NOISE, math.inf
+    amount, bound = _rule(cfg, section, plan, length)
     per_unit = plan.sigma * plan.privacy.max_grad_norm * math.sqrt(plan.shape.steps) * length
     planned = amount * plan.shape.batch_size * (1 - momentum) / per_unit
     return min(planned, bound) * (section.get("lr_scale") or 1.0)
+
+
+def _rule(cfg: Mapping[str, Any], section: Mapping[str, Any], plan: PrivacyPlan, length: float) -> tuple[float, float]:
+    """Return the noise in the outputs that steps may add up to, and the largest rate."""
+    if cfg.get("is_reg"):
+        return _TARGET_NOISE, 0.5 * _swinging_rate(section, _squared_error_curvature(plan, length))
+    if _gives_probabilities(plan, length):
+        return _PROBABILITY_NOISE, 0.75 * _swinging_rate(section, (length**2 + 1) / 2)
+    return _RANK_NOISE, math.inf
+
+
+def head_start_rate(run: Run, plan: PrivacyPlan, model: nn.Module, size: int) -> float:
+    """Return the learning rate of first steps on so many of V: by the same rule, or the run's own number."""
+    assert run.learning_rate is not None
+    if not run.planned_learning_rate:
+        return run.learning_rate
+    section, length = {**run.config["optimizer"], "momentum": 0.0}, float(model.input_norm)  # type: ignore[arg-type]
+    assert plan.sigma_head_start is not None
+    amount, bound = _rule(run.config, section, plan, length)
+    amount = min(amount, _PROBABILITY_NOISE)  # it stays in the weights, beside the noise of D's steps
+    per_unit = plan.sigma_head_start * plan.privacy.max_grad_norm * math.sqrt(plan.head_start) * length
+    return min(amount * size / per_unit, bound) * (section.get("lr_scale") or 1.0)
 
 
 def _noiseless_rate(cfg: Mapping[str, Any], length: float) -> float:

@@ -8,6 +8,7 @@ estimators and whatever else trains drive it through the same few calls:
     session.equip(loss, optimizer, scheduler)            builds the strategy and what takes steps
     session.train_epoch(epoch)                           charge, draw, clip, add noise, step; or for a loop
     session.batches(epoch), session.step(batch)          the same, one by one
+    session.calibrate()                                  what V alone decides, after the last step
     session.close()                                      ledger closed, account settled
 """
 
@@ -45,6 +46,7 @@ from cords_dp.selection.pool import Pool, checked_pool, drawn_by_level
 from cords_dp.selection.session import Selections
 from cords_dp.training.engine import build_engine, made_up_batch
 from cords_dp.training.gradients import refuse_mixing
+from cords_dp.training.head_start import keep_of_head_start, take_head_start
 from cords_dp.training.opening import (
     digests_of,
     drawn_streams,
@@ -63,6 +65,7 @@ from cords_dp.training.released_once import released_fit
 from cords_dp.training.run import Run
 from cords_dp.training.session import Session
 from cords_dp.training.step import ChargedSteps, PlainEngine, PrivateEngine
+from cords_dp.training.temperature import divide_by_temperature
 
 
 class PrivateSession(Session):
@@ -104,6 +107,7 @@ class PrivateSession(Session):
         self.reservation = reserved(plan, self.name) if world.main else None
         self.branch: int | None = None  # of the plan, once a release has chosen it
         self._digests: list[RecordDigests] = []
+        self._twin: nn.Module | None = None
         self._first_levels: Pool | None = None
         self._given: object = None  # the pool of the whole set that the strategy has handed over last
         self._part: Pool | None = None  # what this process holds of rank 0's
@@ -148,6 +152,7 @@ class PrivateSession(Session):
         plan = self.plan
         super().equip(loss, optimizer, scheduler)
         self.training_loss = self._with_likelihood(loss)
+        self._twin = copy.deepcopy(self.model) if plan.fits_temperature or plan.sigma_keeping else None
         if plan.privacy.ema_decay:
             self.average = WeightAverage(self.model, plan.privacy.ema_decay)
         coins = self.streams.numpy("coins", rank=self.world.rank)  # each process tosses for its own records
@@ -193,6 +198,15 @@ class PrivateSession(Session):
     def steps_in(self, epochs: int) -> int:
         return sum(epoch.steps for epoch in self.plan.shape.epochs[:epochs])
 
+    def calibrate(self) -> None:
+        if self._twin is not None and self.calibrated is None:
+            self._twin.load_state_dict(self.released.state_dict())
+            if self.plan.sigma_keeping is not None:
+                keep_of_head_start(self, self._twin)
+            if self.plan.fits_temperature:
+                divide_by_temperature(self, self._twin)
+            self.calibrated = self._twin
+
     def release_test(self) -> ReleasedTest | None:
         if self.plan.sigma_test is not None:
             self.tested = released_test(self)
@@ -209,6 +223,8 @@ class PrivateSession(Session):
     def batches(self, epoch: int) -> Iterator[Batch]:
         """Draw the batches of an epoch, from 1 on; it is charged when the first is asked for."""
         plan, planned, held = self.plan, self.plan.shape.epochs[epoch - 1], len(self.data.train)  # type: ignore[arg-type]
+        if epoch == 1:
+            self._begin_on_validation()
         if not planned.steps:
             return
         pool = Pool.everything(held).as_own() if planned.pool == "all" else self.pool(epoch)
@@ -219,6 +235,13 @@ class PrivateSession(Session):
             self.engine.set_noise_multiplier(sigma)  # a branch before it may have left other noise behind
             self.steps.begin(plan, planned)
         yield from self.drawn(self._take_likelihood(pool), rate=rate, steps=planned.steps)
+
+    def _begin_on_validation(self) -> None:
+        if self.plan.sigma_head_start is None:
+            return
+        take_head_start(self)
+        if self.average is not None:
+            self.average = WeightAverage(self.model, self.plan.privacy.ema_decay)
 
     def drawn(self, pool: Pool, *, rate: float, steps: int) -> Iterator[Batch]:
         """Draw batches from a pool of D, by coins that nothing else uses."""

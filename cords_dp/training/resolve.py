@@ -28,11 +28,13 @@ from cords_dp.planning import read_mechanism
 from cords_dp.planning.mechanism import mechanism_keys
 from cords_dp.training.checks import (
     check_automatic,
+    check_head_start,
     check_loss,
     check_metrics,
     check_publishing,
     check_reports,
     check_subset,
+    check_temperature,
     notes_on,
     unused_keys,
 )
@@ -128,6 +130,8 @@ def examine(cfg: Mapping[str, Any], *, own_data: bool, own_model: bool) -> tuple
     with problems.noted():
         if strategy.private and (mechanism or not strategy.selects):
             unused = unused_keys(config, strategy, mechanism)
+            check_temperature(config, strategy, mechanism)
+            check_head_start(privacy, strategy, mechanism)
     config["dataset"] = _with_test(config["dataset"], privacy, own=source is not None and not source.published)
     with problems.noted():
         check_reports(config, privacy)

@@ -51,6 +51,7 @@ class Session:
     CORDS', or an object with ``pool(epoch)``. average: of the weights over the steps, where one is kept. data_files:
     what a private run's statement says of them (rank 0). rows_of_train: where D's records are in the file or the
     published set. fit: what was released of D before training. tested: of a private test set, when it ended.
+    calibrated: the model to release, with what V alone decided when the run ended.
     """
 
     plan: PrivacyPlan | None = None
@@ -67,6 +68,7 @@ class Session:
     data_files: Mapping[str, Any]
     fit: dict[str, Any] | None = None
     tested: ReleasedTest | None = None
+    calibrated: nn.Module | None = None
     rows_of_train: np.ndarray | None
 
     def __init__(self, run: Run, *, world: World, logger: logging.Logger):
@@ -117,6 +119,9 @@ class Session:
         """Give the threads of this process to whoever makes the best use of them while steps are taken."""
         return threads_for(self.data.train)
 
+    def calibrate(self) -> None:
+        """Fit the temperature of the model that the run ends with, if it has one; once, after the last step."""
+
     def release_test(self) -> ReleasedTest | None:
         """Release the noisy counts of a private test set, once; None where there is none."""
         return None
@@ -134,7 +139,9 @@ class Session:
 
     @property
     def released(self) -> nn.Module:
-        """The model that is evaluated and released: the average of the steps where one is kept."""
+        """The model that is evaluated and released: the average of the steps where one is kept, calibrated at last."""
+        if self.calibrated is not None:
+            return self.calibrated
         return self.model if self.average is None else self.average.model
 
     # -- checkpoints ------------------------------------------------------------------------------------
@@ -148,6 +155,8 @@ class Session:
         }
         if self.average is not None:
             state["average"] = {"state_dict": self.average.model.state_dict(), "steps": self.average.steps}
+        if self.calibrated is not None:  # for whoever loads the model; steps go on from the weights above
+            state["calibrated"] = {"state_dict": self.calibrated.state_dict()}
         return state
 
     def load(self, state: Mapping[str, Any]) -> None:

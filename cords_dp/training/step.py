@@ -133,8 +133,10 @@ class PrivateEngine:
         max_physical_batch_size: int = 512,
         views: Views | None = None,
         by_owner: bool = False,
+        most_at_once: int = 0,
         world: World = World(),  # noqa: B008 - frozen
     ):
+        """``most_at_once``: records or owners of the largest sum that is asked for, if it is not a batch's."""
         _check_noise(sigma, max_grad_norm, noise)
         self.by_owner = by_owner
         self.mode = gradient_mode(mode) if isinstance(mode, str) else mode
@@ -159,7 +161,7 @@ class PrivateEngine:
         weights = self.optimizer.params
         elements = sum(p.numel() for p in weights)
         slack = max(rounding_slack(elements, p.dtype) for p in weights) + sum_slack(
-            batch_size, 1 if by_owner else self.piece
+            max(batch_size, most_at_once), 1 if by_owner else self.piece
         )
         extra = max(self.mode.extra_slack, SUM_SLACK) if by_owner else self.mode.extra_slack
         self.clipping = Clipping(max_grad_norm, normalise, slack + extra)
@@ -171,21 +173,33 @@ class PrivateEngine:
 
     def step(self, x: Tensor, y: Tensor, weights: Tensor, owners: Tensor | None = None) -> None:
         """Take one noisy step on a Poisson batch of any size, none included. ``owners``: whose each record is."""
+        self.optimizer.zero_grad(set_to_none=True)
+        for sums in self._sums_of_pieces(x, y, weights, owners):
+            self.optimizer.add(sums)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def clipped_sums(self, x: Tensor, y: Tensor, weights: Tensor, owners: Tensor | None = None) -> list[Tensor]:
+        """Return Σ clip_C(gradient) in float64, a tensor for each weight. Private: it has no noise yet."""
+        totals: list[Tensor] = []
+        for sums in self._sums_of_pieces(x, y, weights, owners):
+            parts = [part.double() for part in sums]
+            totals = [total + part for total, part in zip(totals, parts, strict=True)] if totals else parts
+        return totals
+
+    def _sums_of_pieces(self, x: Tensor, y: Tensor, weights: Tensor, owners: Tensor | None) -> Iterator[list[Tensor]]:
         if (owners is not None) != self.by_owner:
             raise MechanismError("a step clips either records or owners, as it was planned")
         weights = weights.nan_to_num(0.0).clamp(0.0, 1.0)
-        self.optimizer.zero_grad(set_to_none=True)
         before = state_of(self.model)
         if owners is None:
             for piece in _pieces(len(y), self.mode.piece_size(self.model, x, self.piece)):
-                self.optimizer.add(self._clipped_sums(x[piece], y[piece], weights[piece]))
+                yield self._clipped_sums(x[piece], y[piece], weights[piece])
         else:
             x, weights = _without_void(x, weights)
             for piece in _owner_pieces(owners, min(self.piece, self.mode.piece_size(self.model, x, self.piece))):
-                self.optimizer.add(self._clipped_sums(x[piece], y[piece], weights[piece], owners[piece]))
+                yield self._clipped_sums(x[piece], y[piece], weights[piece], owners[piece])
         refuse_changes(self.model, before)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
 
     def _clipped_sums(self, x: Tensor, y: Tensor, weights: Tensor, owners: Tensor | None = None) -> list[Tensor]:
         parameters = self.optimizer.params

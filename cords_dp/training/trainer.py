@@ -220,6 +220,8 @@ class TrainClassifier(cords.TrainClassifier):
                     continue
                 trained = epoch
                 self._after_epoch(epoch, subset_metrics)
+        if trained:
+            self.session.calibrate()
         if refused is not None:
             self._ended_early(refused, trained)
 
@@ -229,6 +231,8 @@ class TrainClassifier(cords.TrainClassifier):
     def _after_epoch(self, epoch: int, subset_metrics: dict[str, float]) -> None:
         """Measure, all processes together; rank 0 writes."""
         config = self.run.config
+        if epoch == self.run.epochs:
+            self.session.calibrate()
         if epoch % config["train_args"]["print_every"] == 0 or epoch == self.run.epochs:
             self._measuring.measure(epoch, subset_metrics)
         every = config["ckpt"].get("save_every") or 1

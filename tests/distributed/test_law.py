@@ -18,7 +18,7 @@ from cords_dp.selection import Records, SelectionContext
 from cords_dp.selection.releases import Releases
 from cords_dp.selection.session import Selections
 from cords_dp.training import engine as stepping
-from cords_dp.training import poisson, private_test
+from cords_dp.training import poisson, private_test, temperature
 from cords_dp.training.trainer import TrainClassifier
 
 ALPHA = 1e-6
@@ -249,6 +249,41 @@ def test_processes_that_were_given_different_configs_are_refused(changes, make_c
 
     with pytest.raises(MechanismError, match="disagree about config or data"):
         together(monkeypatch, 2, work)
+
+
+def test_ranks_fit_one_temperature_together_with_noise_once(make_config, monkeypatch):
+    """Every rank adds up its own records of V; all get one sum, whose noise is that of one process."""
+    parts, original = {}, temperature.steps_on
+
+    def noting(records):
+        return parts.setdefault(current_world().rank, original(records))
+
+    monkeypatch.setattr(temperature, "steps_on", noting)
+    ranks = fitted(make_config, monkeypatch)
+    (released, weights, _, plan), (other, same_weights, *_) = ranks
+    assert sum(held for _, _, held, _ in ranks) == plan.shape.n_validation
+    np.testing.assert_array_equal(released, other)
+    assert torch.equal(weights, same_weights)
+    noise = (released - parts[0] - parts[1]) / plan.sigma_temperature
+    assert stats.kstest(noise, "norm").pvalue > 1e-4
+
+
+def fitted(make_config, monkeypatch):
+    kept, original = {}, temperature.released_once
+
+    def keeping(*arguments, **options):
+        return kept.setdefault(current_world().rank, original(*arguments, **options))
+
+    monkeypatch.setattr(temperature, "released_once", keeping)
+
+    def work(rank):
+        trainer = TrainClassifier(make_config("GLISTERDP", train_args={"num_epochs": 2, "seed": 0}))
+        trainer.show_progress = False
+        trainer.train()
+        weights = trainer.model.state_dict()["linear.weight"]
+        return kept[rank]["released"].numpy(), weights, len(trainer.session.data.validation), trainer.plan
+
+    return together(monkeypatch, 2, work)
 
 
 def test_ranks_release_the_test_set_together_with_noise_once(make_config, monkeypatch):

@@ -1799,9 +1799,80 @@ _PRIVATE_TEST = [
     ),
 ]  # fmt: skip
 
+TEMPERATURE = "training/test_temperature.py::"
+_TEMPERATURE = [
+    _mutant(
+        "temperature-without-noise", "what a temperature is fitted by is released exactly, and nobody pays",
+        ("event = None if self.sigma_temperature is None else gaussian(self.sigma_temperature)", "event = None"),
+        TEMPERATURE + "test_the_release_is_the_sum_on_v_with_noise_of_the_charged_event",
+    ),
+    _mutant(
+        "temperature-of-the-exact-sum", "noise is drawn and paid for, and the temperature follows from the exact sum",
+        ('chosen_temperature(found["released"].numpy(), ', "chosen_temperature(steps_on(records), "),
+        TEMPERATURE + "test_the_temperature_follows_from_what_was_released",
+    ),
+    _mutant(
+        "temperature-beyond-the-budget", "the selections on V spend all of its ε, and a temperature comes on top",
+        ("once = (_temperature_noise(plan, sigma), _keeping_noise(plan, sigma))",
+         "once = (_keeping_noise(plan, sigma),)"),
+        TEMPERATURE + "test_v_pays_within_its_own_budget_and_d_does_not_notice",
+    ),
+    _mutant(
+        "temperature-steps-unbounded", "one record of which the model is sure and wrong moves the sum by more than 1",
+        ("(1.0 if masses is None else masses[known, None]) / np.maximum(lengths, _LONGEST)",
+         "(1.0 if masses is None else masses[known, None]) / _LONGEST"),
+        "evaluation/test_temperature.py::test_no_record_is_longer_than_one",
+    ),
+    _mutant(
+        "temperature-owners-by-records", "an owner of k records of V counts k times in a sum of sensitivity 1",
+        ("seen.logits.double().cpu().numpy(), records.masses)", "seen.logits.double().cpu().numpy())"),
+        TEMPERATURE + "test_an_owner_of_several_records_of_v_counts_once",
+    ),
+    _mutant(
+        "temperature-unverified", "a statement that leaves the temperature's event out is verified",
+        ('"V sigma_temperature", ', ""),
+        TEMPERATURE + "test_a_plan_that_leaves_its_event_out_is_not_verified",
+    ),
+]  # fmt: skip
+
+HEAD_START = "training/test_head_start.py::"
+_HEAD_START = [
+    _mutant(
+        "head-start-beyond-the-budget", "the selections on V spend all of its ε, and first steps come on top",
+        ("besides = [] if first is None else [gaussian(first, plan.head_start)]", "besides = []"),
+        HEAD_START + "test_v_pays_within_its_own_budget_and_d_does_not_notice",
+    ),
+    _mutant(
+        "head-start-sensitivity", "noise of the first steps is for sums that a record moves by less than the clip norm",
+        ("return (Release(HEAD_START, VALIDATION_DATA, event, clip, words),)",
+         "return (Release(HEAD_START, VALIDATION_DATA, event, clip / 2, words),)"),
+        HEAD_START + "test_the_steps_are_gradient_steps_on_v_with_noise_of_the_charged_event",
+    ),
+    _mutant(
+        "head-start-unclipped", "one record of V moves a sum by more than the clip norm",
+        ("torch.cat([total.flatten() for total in sums])", "2 * torch.cat([total.flatten() for total in sums])"),
+        HEAD_START + "test_removing_a_record_of_v_moves_a_sum_by_the_clip_norm_at_most",
+    ),
+    _mutant(
+        "head-start-exact-share", "what is kept follows from exact counts; noise is drawn and paid for",
+        ('share = best_share(found["released"].numpy(),', "share = best_share(np.array([right(s) for s in KEPT]),"),
+        HEAD_START + "test_the_share_follows_from_what_was_released",
+    ),
+    _mutant(
+        "head-start-keeping-sensitivity", "a record that is right at every share counts as if it were right at one",
+        ("gaussian(self.sigma_keeping), math.sqrt(len(KEPT)), words)", "gaussian(self.sigma_keeping), 1.0, words)"),
+        HEAD_START + "test_counts_of_one_record_are_no_longer_than_their_sensitivity",
+    ),
+    _mutant(
+        "head-start-unverified", "a statement that leaves the event of the first steps out is verified",
+        (', "V sigma_head_start")', ")"),
+        HEAD_START + "test_a_plan_that_leaves_its_event_out_is_not_verified",
+    ),
+]  # fmt: skip
+
 MUTANTS: tuple[Mutant, ...] = (
     *_NOISE, *_CLIPPING, *_HALF_ROWS, *_BOOKKEEPING, *_SAMPLING, *_SELECTION, *_ACCOUNTING, *_LEAKS, *_TABLES, *_FROZEN,
     *_TUNING, *_LOOPS, *_ACCOUNT, *_REGISTERED, *_HANDED_OVER,
-    *_ESTIMATORS, *_STATEMENT, *_VERIFY, *_OWNERS, *_PRIVATE_TEST,
+    *_ESTIMATORS, *_STATEMENT, *_VERIFY, *_OWNERS, *_PRIVATE_TEST, *_TEMPERATURE, *_HEAD_START,
 )  # fmt: skip
 assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS), "two mutants have one name"

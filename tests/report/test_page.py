@@ -74,7 +74,7 @@ def test_accuracy_by_class_adds_up(run):
 
 def test_draws_are_told_from_released_values_alone(run):
     """Every number is one of the archive of released values."""
-    file = max(run.rglob("selection-*.pt"), key=lambda path: int(path.stem.rpartition("-")[2]))
+    file = max(run.rglob("selection-*-[0-9]*.pt"), key=lambda path: int(path.stem.rpartition("-")[2]))
     state = torch.load(file, weights_only=True)
     rows = json.loads((run / "about.json").read_text())["draws"]
     assert [row["noisy share of D"] for row in rows] == state["shares"].tolist()

@@ -304,7 +304,8 @@ def test_one_selection_before_training(train):
     assert [e.selects for e in epochs] == [True, False, False, False, False]
     assert trainer.spent().epsilon <= 3.0
     assert merge(trainer.ledger.events(TRAINING_DATA, "selection")) == (gaussian(trainer.plan.selection_noise, 2),)
-    assert merge(trainer.ledger.events(VALIDATION_DATA)) == (gaussian(trainer.plan.sigma_validation, 1),)
+    on_v = gaussian(trainer.plan.sigma_validation), gaussian(trainer.plan.sigma_temperature)
+    assert merge(trainer.ledger.events(VALIDATION_DATA)) == on_v
 
 
 def test_after_a_warm_start_it_selects_when_the_pool_is_first_used(train):
