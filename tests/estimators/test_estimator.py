@@ -212,11 +212,14 @@ def test_a_config_s_mistakes_are_told_and_nothing_is_fitted():
         quick(strategy="Full", data_norm=5.0, batch_size=20, lr=0.1).fit(*blobs(50))
 
 
-def test_a_label_that_is_no_class_contributes_nothing():
+@pytest.mark.filterwarnings("ignore:epsilon=None")
+@pytest.mark.parametrize("epsilon", [3.0, None])
+def test_a_label_that_is_no_class_contributes_nothing(epsilon):
     X, y = blobs(300)
     strange = np.where(np.arange(300) < 290, y, 7)
-    model = quick(data_norm=5.0, classes=[0, 1], num_epochs=2).fit(X, strange)
+    model = quick(epsilon, data_norm=5.0, classes=[0, 1], num_epochs=2).fit(X, strange)
     assert np.isfinite(model.predict_proba(X)).all()
+    assert model.score(X, y) > 0.8
 
 
 def test_a_row_that_is_not_finite_decides_nothing():
