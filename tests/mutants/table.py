@@ -1575,6 +1575,21 @@ _ESTIMATORS = [
         ("        epsilons[shared] += earlier.epsilon\n", ""),
         REPEATS + "test_a_first_fit_says_nothing_and_a_second_what_both_add_up_to",
     ),
+    _mutant(
+        "owners-by-rows-alone", "what other rows of the same people cost is not added up",
+        ("    if owners is None:\n        return row_digests(records)\n", "    return row_digests(records)\n"),
+        REPEATS + "test_other_rows_of_the_same_owners_count_as_theirs",
+    ),
+    _mutant(
+        "value-quoted", "one value that is no number ends a fit, with an error that quotes it",
+        ("validate_data(self, kinds.numbers_of(X), reset", "validate_data(self, X, reset"),
+        ESTIMATOR + "test_a_value_that_is_no_number_decides_nothing_and_is_not_quoted",
+    ),
+    _mutant(
+        "an-owner-s-cost-said-of-a-record", "a report says that a record pays what is promised to an owner",
+        ('return "an owner" if str(report.get("unit")).startswith("one owner") else "a record"', 'return "a record"'),
+        "report/test_comparison.py::test_records_and_owners_are_not_added_up",
+    ),
 ]  # fmt: skip
 
 DIGEST, PROVENANCE = "data/test_digests.py::", "training/test_provenance.py::"
