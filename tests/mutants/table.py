@@ -446,9 +446,23 @@ _HANDED_OVER = [
     ),
     _mutant(
         "shared-records", "a record in D and in V pays once",
-        ("        refuse_shared_records(data, validation_is_read=plan.validation_is_read, test_is_shown=tested)\n",
-         "        pass\n"),
+        ("    refuse_shared_records(data, validation_is_read=plan.validation_is_read, test_is_shown=tested)\n", ""),
         BAD_DATA + "test_a_trainer_refuses_sets_that_share_records_before_anything_is_spent",
+    ),
+    _mutant(
+        "oversampled-records", "a record that is in D several times pays once",
+        ("(rows.min() < 0 or len(np.unique(rows)) < len(rows))", "rows.min() < 0"),
+        BAD_DATA + "test_a_trainer_refuses_a_record_that_is_there_twice",
+    ),
+    _mutant(
+        "sources-are-believed", "sets that a plugin's source builds are not looked at",
+        ("        if own:\n            _refuse_what_pays_twice(data, plan, tested=data.test is not None)\n", ""),
+        BAD_DATA + "test_a_source_is_believed_as_little_as_a_program",
+    ),
+    _mutant(
+        "owners-nobody-counts", "a source hands over owners, and the plan counts records",
+        ("        if (records.owners is not None) != by_owner:\n", "        if by_owner and records.owners is None:\n"),
+        BAD_DATA + "test_owners_have_to_be_those_that_the_plan_counts",
     ),
     _mutant(
         "shared-records-in-a-loop", "a record in D and in V of a loop pays once",
