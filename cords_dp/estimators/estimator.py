@@ -24,7 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils import _safe_indexing
 from sklearn.utils.validation import (
     _check_feature_names,
     _check_n_features,
@@ -302,6 +304,15 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
         self.num_epochs, self.batch_size, self.lr, self.max_grad_norm = num_epochs, batch_size, lr, max_grad_norm
         self.validation, self.validation_fraction = validation, validation_fraction
         self.account, self.device, self.random_state, self.config = account, device, random_state, config
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Return the exact accuracy, for rows that are public; those without a label are left out, as by `evaluate`."""
+        labels = column_or_1d(y)
+        known = np.flatnonzero(~pd.isna(labels))
+        if len(known) < len(labels):
+            X, y = _safe_indexing(X, known), labels[known]
+            sample_weight = None if sample_weight is None else np.asarray(sample_weight)[known]
+        return float(super().score(X, y, sample_weight))
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Return the probabilities of ``classes_``, a row for each row of X."""

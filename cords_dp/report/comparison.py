@@ -31,6 +31,7 @@ _NO_DIFFERENCE = {
     "dataset.datadir", "dataset.cache", "model.feature_cache", "privacy.account", "train_args.seed",
     "train_args.print_every", "train_args.results_dir", "train_args.device", "train_args.print_args",
 }  # fmt: skip
+_LONGEST_LABEL = 48
 _MOST_DRAWN = 40
 _HEADLINES = 3  # metrics in the table that stands first; the others are folded
 _BASE_RATE = "base_rate"
@@ -179,7 +180,7 @@ def comparison_figure(frame: pd.DataFrame, by: Sequence[str], name: str) -> str:
         axis.plot(values, np.full(len(values), place), "o", color="#4C72B0", alpha=0.6, ms=6)
         if repeated:
             axis.plot([values.mean()] * 2, [place - 0.28, place + 0.28], color="#C44E52", lw=2.5)
-    axis.set_yticks(range(len(kinds)), [label for label, _ in kinds])
+    axis.set_yticks(range(len(kinds)), [_cut(label) for label, _ in kinds])
     axis.set_ylim(len(kinds) - 0.5, -0.5)
     words = f"{_heading(name)}: a dot for each run" + (", a bar at the mean" if repeated else "")
     if base is not None:
@@ -188,6 +189,11 @@ def comparison_figure(frame: pd.DataFrame, by: Sequence[str], name: str) -> str:
     axis.set_xlabel(words)
     tidy_axis(axis)
     return figure_html(figure, f"{metric_words(name)} of each kind of run")
+
+
+def _cut(label: str) -> str:
+    """Return a label that leaves room for the picture: the table below it has all of the words."""
+    return label if len(label) <= _LONGEST_LABEL else f"{label[: _LONGEST_LABEL - 2].rstrip()} …"
 
 
 def best_first(frame: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:

@@ -253,6 +253,17 @@ def test_a_missing_label_decides_nothing_where_labels_are_read_or_numbers():
     assert np.isfinite(regression.predict(X)).all()
 
 
+def test_a_score_leaves_out_rows_without_a_label():
+    X, y = blobs(300)
+    names = np.where(y > 0, "ill", "well").astype(object)
+    model = quick(bounds=(-5, 5), classes=["ill", "well"]).fit(X, names)
+    lacking = names.copy()
+    lacking[::3] = None
+    rest = np.arange(300) % 3 > 0
+    assert model.score(pd.DataFrame(X), pd.Series(lacking)) == model.score(X[rest], names[rest])
+    assert model.score(X, lacking, sample_weight=rest) == model.score(X[rest], names[rest])
+
+
 def test_errors_show_no_values():
     X, y = blobs(100)
     for given, target in ((X[:, 0], y), (X * 1j, y), (X, y * 1j)):
