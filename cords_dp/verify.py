@@ -191,9 +191,10 @@ class Run:
     def checks(self) -> list[Check]:
         found = ", ".join(f"{d['dataset']} = {self.epsilon[d['dataset']]:.4f} per {d['unit']}" for d in self.sets)
         cut = ["ledger.jsonl is missing, is there twice, lacks entries, or went on later"]
+        beside = "; another run's ledger is here, not counted" * (len([*self.folder.rglob("ledger*.jsonl")]) > 1)
         return [
             ("files", self.changed(), "every file is as it was written"),
-            ("journal", cut * (self.head != self.ledger["head"]), f"{len(self.journal)} records, chain whole"),
+            ("journal", cut * (self.head != self.ledger["head"]), f"{len(self.journal)} records, chain whole{beside}"),
             ("belong together", self.foreign(), "statement, plan, config, model and ledger"),
             ("within the plan", self.beyond(), f"{len(self.charges)} charges, none of them unplanned"),
             ("epsilon", self.too_low(), f"{found}, at δ = {self.report['delta']:.3g}, both directions"),
@@ -285,8 +286,7 @@ class Run:
                 continue
             if not published if path.name == "subset.json" else re.search(indices, text):
                 words.append(f"{name} tells which records were used")
-            if not shown and re.search(exact, text, re.MULTILINE):
-                words.append(f"{name} has exact metrics of private records")
+            words += [f"{name} has exact metrics of private records"] * bool(not shown and re.search(exact, text, re.M))
         return words
 
 

@@ -256,6 +256,13 @@ def test_a_charge_beyond_the_plan_is_named(run):
     assert "fewer than planned" in found["within the plan"][1]
 
 
+def test_what_other_runs_in_the_folder_cost_is_said_to_be_left_out(run):
+    shutil.copy(journal_of(run), run / "SL" / "ledger-1.jsonl")  # an earlier run's, set aside by this one
+    write_manifest(run)
+    (found,) = verify.Run(run).checks()[1:2]
+    assert (found[1], "not counted" in found[2]) == ([], True)
+
+
 def test_a_second_ledger_of_the_run_is_named(run):
     """An older copy, whose folder comes first, while the run went on in the other."""
     path = journal_of(run)

@@ -338,7 +338,8 @@ def ledger_under(
 def _opened(path: Path) -> Iterator[tuple[Journal, dict[str, Any], Holdings]]:
     """Open the journal, locked and read to its end: no other process can write before a decision is on record."""
     if not path.is_file():
-        raise AccountingError(f"cannot read {path.name}: it is not there")
+        start = f"cords-dp account {path.name} --create --epsilon TOTAL --delta TOTAL"
+        raise AccountingError(f"cannot read {path.name}: it is not there. An account is begun by {start}")
     with _THREADS, Journal.open(path, wait=_WAIT) as journal:
         header, *records = journal.records(_line)
         if header.get("account") != _VERSION or not {"epsilon", "delta", "adaptive"} <= header.keys():

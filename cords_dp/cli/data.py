@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,7 +131,9 @@ def data_describe(args: argparse.Namespace) -> int:
         print(text, end="")
     else:
         print(f"schema: {args.public_schema} ({to_do} values to be filled in, each marked TODO)")
-        print(f"then:   cords-dp data check {args.file} --schema {args.public_schema}")
+        print(
+            f"then:   {shlex.join(['cords-dp', 'data', 'check', str(args.file), '--schema', str(args.public_schema)])}"
+        )
     return 0
 
 
@@ -176,7 +179,7 @@ def data_import(args: argparse.Namespace) -> int:
         print("    (broken quotation marks, or another number of fields than the header has)")
     if found.foreign:
         print(f"{found.foreign:,} values hold bytes that are no UTF-8: save the file as UTF-8 and import it again")
-    print(f"then: cords-dp data check {args.out} --schema SCHEMA --read")
+    print(f"then: {shlex.join(['cords-dp', 'data', 'check', str(args.out), '--schema', 'SCHEMA', '--read'])}")
     return 0
 
 

@@ -7,7 +7,7 @@ so it is never to be shared.
 Of *files*, so that their owner can tell later which data a statement speaks of: HMAC-SHA256 by one key of 32 bytes,
 salted by a number of the run's own, so that they do not tell whether two runs read the same file either. The digest is
 the one value of a statement that depends on exact records: what covers it is not (ε, δ), but that nobody without the
-key can tell it from random bytes.
+key can tell it from random bytes. The ledger has it too, so that a run is not resumed on files that were changed.
 
 Of *records*, so that a run is resumed on the same ones only: by a key of the run's own, beside them in its folder.
 """
@@ -86,6 +86,11 @@ def owner_digest(path: Path, key: bytes, salt: str) -> str:
     else:
         contents = [["", _content(path)]]
     return hmac.new(key, json.dumps([salt, contents]).encode(), hashlib.sha256).hexdigest()
+
+
+def key_digest(key: bytes, salt: str) -> str:
+    """Return what tells whether two salted digests were made by the same key."""
+    return hmac.new(key, json.dumps([salt, "key"]).encode(), hashlib.sha256).hexdigest()
 
 
 def _content(path: Path) -> str:

@@ -9,7 +9,7 @@ label that is no class makes its record contribute nothing (`record_set.ClassTar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -235,6 +235,36 @@ def refuse_shared_records(data: Splits, *, validation_is_read: bool, test_is_sho
                 f"{one} and {other} share records: what is charged to each assumes that they are apart, and exact "
                 "metrics of a test set are shown; split the records first, for instance with torch's random_split"
             )
+
+
+def refuse_repeated_records(sets: Mapping[str, Any], *, by_owner: bool) -> None:
+    """Refuse a set in which a record stands at two places, as an oversampled one: each place pays, the record twice.
+
+    Where the unit is an owner all of its places pay together; the set has to say then whose each of them is, and must
+    not say it elsewhere. What only looks different, as a copy, is not known.
+    """
+    for name, part in sets.items():
+        records = as_records(part)
+        if (records.owners is not None) != by_owner:
+            raise DataError(
+                f"{name} says whose its records are, and the config does not (dataset.owner), or conversely"
+            )
+        if records.owners is not None:
+            codes = records.owners.codes
+            if codes.shape != records.rows.shape or (
+                len(codes) and not 0 <= codes.min() <= codes.max() < records.units
+            ):
+                raise DataError(f"the owners of {name} must be numbers from 0 on, one for each record")
+            continue
+        picked: dict[int, list[np.ndarray]] = {}
+        for origin in records.store.origins(records.rows):
+            picked.setdefault(id(origin.owner), []).append(origin.rows)
+        for rows in map(np.concatenate, picked.values()):
+            if len(rows) and (rows.min() < 0 or len(np.unique(rows)) < len(rows)):
+                raise DataError(
+                    f"a record of {name} is there more than once, or counted from the end: it would pay once and be "
+                    "used several times. Leave repeated records out; for rare classes GLISTERDP has balanced_softmax"
+                )
 
 
 def _share_records(one: Any, other: Any) -> bool:

@@ -12,6 +12,7 @@ around a name do not count.
 from __future__ import annotations
 
 import math
+import re
 import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -58,17 +59,17 @@ class Numbered:
         known = self._codes
         found = []
         for name in names:
-            key = _plain(name)
+            key = plain_name(name)
             code = self.count if key is None else known.setdefault(key, self.count)
             self.count += code == self.count
             found.append(code)
         return np.array(found, dtype=np.int64)
 
 
-def _plain(name: Any) -> str | None:
+def plain_name(name: Any) -> str | None:
     """Return the name as a text, in one form; None for none: an empty text, None, or no number.
 
-    A column of whole numbers in which some are missing is read as one of fractions: 7.0 is 7.
+    A column of whole numbers in which some are missing is read, and written, as one of fractions: 7.0 and "7.0" are 7.
     """
     if isinstance(name, np.generic):
         name = name.item()
@@ -80,7 +81,8 @@ def _plain(name: Any) -> str | None:
         if math.isnan(name):
             return None
         name = int(name) if name.is_integer() else name
-    return unicodedata.normalize("NFC", str(name)).strip() or None
+    text = unicodedata.normalize("NFC", str(name)).strip()
+    return re.sub(r"^([+-]?\d+)\.0+$", r"\1", text) or None
 
 
 class OwnerSplit(NamedTuple):

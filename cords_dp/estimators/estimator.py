@@ -24,7 +24,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils import _safe_indexing
 from sklearn.utils.validation import (
     _check_feature_names,
     _check_n_features,
@@ -153,7 +155,7 @@ class PrivateEstimator(BaseEstimator):
         """Tell what X is, and check its shape and types as scikit-learn does; what its values are decides nothing."""
         kind = kinds.kind_of(X, schema=self.schema, bounded=self.bounded)
         if kind == kinds.VECTORS:
-            X = validate_data(self, X, reset=fitting, dtype="numeric", ensure_all_finite=False)
+            X = validate_data(self, kinds.numbers_of(X), reset=fitting, dtype="numeric", ensure_all_finite=False)
         elif kind == kinds.TABLE and fitting:
             _check_feature_names(self, X, reset=True)
             _check_n_features(self, X, reset=True)
@@ -163,6 +165,7 @@ class PrivateEstimator(BaseEstimator):
         if y is None:
             raise ValueError(f"requires y to be passed, but the target y is None: {type(self).__name__} learns from it")
         self._target_name = str(getattr(y, "name", None) or "target")
+        kinds.refuse_complex(y)
         y = column_or_1d(y, warn=True)
         if len(y) != len(X):
             raise DataError(f"X has {len(X)} records and y {len(y)}: inconsistent numbers of samples")
@@ -242,6 +245,7 @@ class PrivateEstimator(BaseEstimator):
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.non_deterministic = self.epsilon is not None  # noise is fresh and secret, whatever random_state says
+        tags.input_tags.string = True
         tags.input_tags.allow_nan = True  # such a record contributes nothing; no record may end a run
         tags.target_tags.required = True
         return tags
@@ -300,6 +304,15 @@ class PrivateClassifier(ClassifierMixin, PrivateEstimator):
         self.num_epochs, self.batch_size, self.lr, self.max_grad_norm = num_epochs, batch_size, lr, max_grad_norm
         self.validation, self.validation_fraction = validation, validation_fraction
         self.account, self.device, self.random_state, self.config = account, device, random_state, config
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Return the exact accuracy, for rows that are public; those without a label are left out, as by `evaluate`."""
+        labels = column_or_1d(y)
+        known = np.flatnonzero(~pd.isna(labels))
+        if len(known) < len(labels):
+            X, y = _safe_indexing(X, known), labels[known]
+            sample_weight = None if sample_weight is None else np.asarray(sample_weight)[known]
+        return float(super().score(X, y, sample_weight))
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Return the probabilities of ``classes_``, a row for each row of X."""
@@ -383,8 +396,9 @@ class PrivateRegressor(RegressorMixin, PrivateEstimator):
         return self._outputs(X).astype(np.float64)
 
     def _given(self, kind: str, X: Any, y: np.ndarray) -> tuple[Given, bool]:
-        if y.dtype.kind not in "iufb":
+        if y.dtype.kind not in "iufbO":
             raise DataError(f"Unknown label type: y must be numbers, and holds {y.dtype}")
+        y = kinds.numbers_alone(y) if y.dtype.kind == "O" else y
         ends = self.target_range
         if ends is not None and not (len(ends) == 2 and -np.inf < ends[0] < ends[1] < np.inf):
             raise ConfigError("target_range", ends, "must be two numbers, the lowest and the highest")

@@ -35,7 +35,7 @@ from cords_dp.config.values import number
 from cords_dp.data.owners import Numbered, named_owners, own_file
 from cords_dp.errors import ConfigError, DataError
 from cords_dp.estimators.records import Given
-from cords_dp.estimators.repeats import Repeated, row_digests, tally
+from cords_dp.estimators.repeats import Repeated, digests_of, tally
 from cords_dp.evaluation.measured import metrics_released
 from cords_dp.evaluation.released import ReleasedTest, classifier_sum, regression_sum
 from cords_dp.noise.generators import secure_generator
@@ -108,7 +108,7 @@ def evaluated(
         low, span = ends[0], ends[1] - ends[0]
         wanted, guessed = (2 * (values - low) / span - 1 for values in (y.astype(np.float64), outputs()))
         total = regression_sum(wanted, guessed, masses, places)
-    repeated = tally(row_digests(given.records), epsilon, delta, unit) if account is None else None
+    repeated = tally(digests_of(given.records, owners), epsilon, delta, unit) if account is None else None
     vector, event, ledger = release_sum(total, epsilon=epsilon, delta=delta, unit=unit, account=account)
     classes = given.facts.classes
     metrics = metrics_released(ReleasedTest(len(classes), event.sigma, vector, groups, span / 2), classes=classes)

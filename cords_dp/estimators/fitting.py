@@ -17,7 +17,7 @@ from cords_dp.data.record_set import RecordSet, Splits
 from cords_dp.data.sources.base import VALIDATION_FRACTION, Facts
 from cords_dp.errors import ConfigError, DataError
 from cords_dp.estimators.records import Given
-from cords_dp.estimators.repeats import Repeated, row_digests, tally
+from cords_dp.estimators.repeats import Repeated, digests_of, tally
 from cords_dp.models.card import ModelCard
 from cords_dp.models.predict import LoadedModel
 from cords_dp.noise.generators import Streams
@@ -51,7 +51,7 @@ def trained(run: Run, given: Given, owners: Any = None) -> tuple[PrivateSession,
         session = PrivateSession(prepared.run, plan)
         repeated, delta = None, 0.0 if plan.noiseless else plan.delta
         if plan.privacy.account is None:
-            repeated = tally(row_digests(given.records), plan.privacy.epsilon, delta, plan.privacy.unit)
+            repeated = tally(digests_of(given.records, owners), plan.privacy.epsilon, delta, plan.privacy.unit)
         try:
             session.open(data, model, built=False)
             with threads_for_steps(model, prepared.record, plan.shape.batch_size), session.threads():

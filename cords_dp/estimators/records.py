@@ -82,10 +82,50 @@ def kind_of(x: Any, *, schema: Any, bounded: bool) -> str:
 
 
 def _are_texts(x: Any) -> bool:
+    """Tell whether X is texts; one that is missing among them, or no text, decides nothing and counts as empty."""
     if isinstance(x, (list, tuple)):
-        return bool(x) and all(isinstance(text, str) for text in x)
-    one = isinstance(x, (np.ndarray, pd.Series)) and x.ndim == 1 and x.dtype.kind not in "iufbcM"
-    return one and all(isinstance(text, str) for text in x)
+        return any(isinstance(text, str) for text in x)
+    return isinstance(x, (np.ndarray, pd.Series)) and x.ndim == 1 and x.dtype.kind not in "iufbcmM"
+
+
+def numbers_of(x: Any) -> Any:
+    """Return rows of numbers with every object and every text read as a number by itself: NaN if it is none.
+
+    Otherwise one value that is no number would end a fit, with an error that quotes it.
+    """
+    if isinstance(x, pd.DataFrame):
+        kinds = [getattr(dtype, "kind", "O") for dtype in x.dtypes]
+        if any(kind in "mM" for kind in kinds):
+            raise DataError("X has columns of dates: make numbers of them, or give a schema")
+        read = [numbers_alone(x.iloc[:, i]) if kind in "OUS" else x.iloc[:, i] for i, kind in enumerate(kinds)]
+        return pd.concat(read, axis=1) if any(kind in "OUS" for kind in kinds) else x
+    if isinstance(x, (list, tuple)):
+        x = np.array(x, dtype=object)
+    if getattr(x, "ndim", 2) == 1:
+        raise DataError("X has one dimension, and must have a row for each record. Reshape your data")
+    refuse_complex(x)
+    return numbers_alone(x) if isinstance(x, np.ndarray) and x.dtype.kind in "OUS" and x.ndim == 2 else x
+
+
+def refuse_complex(values: Any) -> None:
+    """Refuse complex numbers, by their type: scikit-learn's own error shows the values."""
+    if getattr(getattr(values, "dtype", None), "kind", "") == "c":
+        raise DataError("Complex data not supported")
+
+
+def numbers_alone(values: Any) -> Any:
+    """Return objects and texts as numbers, each read by itself; NaN for what is none."""
+    flat = np.fromiter(map(_number, np.asarray(values, dtype=object).ravel()), dtype=np.float64)
+    if isinstance(values, pd.Series):
+        return pd.Series(flat, index=values.index, name=values.name)
+    return flat.reshape(np.shape(values))
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except Exception:  # what it says might tell what is in a record
+        return float("nan")
 
 
 # --- targets ----------------------------------------------------------------------------------------------------------
@@ -104,20 +144,25 @@ def label_set(y: np.ndarray, declared: Any) -> np.ndarray:
     """Return the classes: those that were declared, or those that y has.
 
     Not private: the second way reads the set of labels off the records. It tells that somebody has each of them, and
-    nothing else. Who cannot take that as public declares the classes; the statement says which way it was.
+    nothing else. Who cannot take that as public declares the classes; the statement says which way it was. A missing
+    label is none of them.
     """
     if declared is not None:
         classes = np.asarray(declared)
         if classes.ndim != 1 or len(classes) < 2 or len({*classes.tolist()}) < len(classes):
             raise ConfigError("classes", declared, "must be two or more labels, all different")
         return classes
-    check_classification_targets(y)
+    y = y[~pd.isna(y)]
     warn_once(
         "classes",
         "the set of labels is read from y and taken to be public: that somebody has each of them is not protected. "
         "Declare it: classes=[...], or in the schema.",
     )
-    found = np.unique(y)
+    try:
+        check_classification_targets(y)
+        found = np.unique(y)
+    except TypeError:
+        raise DataError("y has labels of several types, as numbers and texts; declare them: classes=[...]") from None
     if len(found) < 2:
         raise DataError(f"y has {len(found)} class; a classifier needs two or more, which classes=[...] can declare")
     return found

@@ -4,7 +4,8 @@ Cross-validation, a grid search and a second ``fit`` each spend ε on the record
 this process alone, which records every fit has read, and bounds what the most burdened of them pays.
 
 Formal guarantee: none is added; it only adds up. A record is known by a digest under a key that is drawn anew in every
-process. Digests stay in memory, and nothing else of a record is kept. The sum is basic composition: ε and δ of all
+process, and so is an owner, by its name: other rows of the same person count as the same. Digests stay in memory, and
+nothing else of a record or a name is kept. The sum is basic composition: ε and δ of all
 fits that have read one record, which bounds any adaptive sequence of fits that are so chosen. It is a lower limit of
 what was really spent where the same people's data come in other rows, after other transforms, or in another process:
 an account (``account=``) is the way to keep a promise over fits.
@@ -12,18 +13,21 @@ an account (``account=``) is the way to keep a promise over fits.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import secrets
 import warnings
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from cords_dp.data.owners import plain_name
 from cords_dp.data.record_set import RecordSet, sequential_batches
 from cords_dp.errors import PrivacyWarning
 
 _PIECE = 4096
-_KEY = secrets.randbits(128)
+_KEY, _NAMES = secrets.randbits(128), secrets.token_bytes(32)
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,15 @@ def row_digests(records: RecordSet) -> np.ndarray:
         rows = [np.ascontiguousarray(part.numpy()).reshape(len(y), -1).view(np.uint8) for part in (x, y)]
         found.append(_hashed(np.concatenate(rows, axis=1)))
     return np.concatenate(found)
+
+
+def digests_of(records: RecordSet, owners: Any = None) -> np.ndarray:
+    """Return the keyed digests of all records, and of the names of their owners where there are any."""
+    if owners is None:
+        return row_digests(records)
+    names = {name for name in map(plain_name, owners) if name is not None}
+    words = [hashlib.blake2b(name.encode(errors="replace"), digest_size=8, key=_NAMES).digest() for name in names]
+    return np.concatenate([row_digests(records), np.frombuffer(b"".join(words), dtype=np.uint64)])
 
 
 def _hashed(rows: np.ndarray) -> np.ndarray:
@@ -98,7 +111,7 @@ def _words(found: Repeated) -> str:
     why = "" if math.isfinite(found.epsilon) else ", since one of them was not private"
     same = "the same records were"
     if not found.mostly:
-        same = "some rows equal rows of earlier fits; if they are the same people's, these were"
+        same = "some rows, or names of owners, equal those of earlier fits; if they are the same people's, these were"
     return (
         f"{same} read {found.fits} times in this process, which adds up to {total}{why}: a repeated "
         "fit, cross-validation or a search spends ε each time. PrivateTuning tries settings within one budget; "

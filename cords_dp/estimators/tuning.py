@@ -25,7 +25,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from cords_dp.config import merge_into
 from cords_dp.config.settings import UNREAD
-from cords_dp.errors import ConfigError
+from cords_dp.errors import ConfigError, DataError
 from cords_dp.estimators import records as kinds
 from cords_dp.estimators.estimator import PrivateClassifier, PrivateRegressor
 from cords_dp.estimators.evaluation import Evaluation
@@ -82,8 +82,10 @@ class PrivateTuning(BaseEstimator):
         self.estimator, self.search = estimator, search
         self.trials, self.law, self.metric, self.out, self.workers = trials, law, metric, out, workers
 
-    def fit(self, X: Any, y: Any) -> PrivateTuning:
-        """Tune on the rows of X and the targets y; each call spends ε anew."""
+    def fit(self, X: Any, y: Any, owners: Any = None) -> PrivateTuning:
+        """Tune on the rows of X and the targets y; each call spends ε anew. There may be no owners."""
+        if owners is not None:
+            raise DataError("a tuning has no owners: its scores count records. Fit settings of your own, with owners=")
         known = isinstance(self.estimator, (PrivateClassifier, PrivateRegressor))
         if not known or self.estimator.epsilon is None:
             raise ConfigError("estimator", self.estimator, "give a PrivateClassifier or PrivateRegressor with a budget")

@@ -129,7 +129,8 @@ def choose_threshold(
         histogram = ScoreHistogram.from_dict(histogram)
     negatives, positives = above = histogram.above()
     if not positives[0] > 0:
-        raise ResultsError(f"the histogram shows no record of the class {histogram.positive!r}")
+        fix = "if there are any, they are lost in the noise: measure on more records, or with a larger epsilon"
+        raise ResultsError(f"the histogram shows no record of the class {histogram.positive!r}; {fix}")
     if recall is not None:
         if not 0 < recall <= 1:
             raise ConfigError("--recall", recall, "must be a share above 0 and at most 1")

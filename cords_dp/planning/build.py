@@ -305,7 +305,7 @@ def _calibrate_validation(plan: PrivacyPlan) -> float:
 
 
 _LESS_FOR_TEMPERATURE = 10
-_MORE_FOR_HEAD_START, _AS_MUCH_FOR_KEEPING = 4, 1
+_MORE_FOR_HEAD_START, _MORE_FOR_KEEPING = 4, 3
 _ENOUGH = 100  # records of V to a deviation of a step's noise, from which on its sum says where to go
 
 
@@ -338,11 +338,11 @@ def _head_start_noise(plan: PrivacyPlan, sigma: float) -> float | None:
 
 
 def _keeping_noise(plan: PrivacyPlan, sigma: float) -> float | None:
-    """Return the noise multiplier by which V says how much of the head start to keep: as much as selections."""
+    """Return the noise multiplier of the choice of a share: it costs three times as much as all selections do on V."""
     if not plan.head_start:
         return None
     uses = sum(event.count for event in _selections_on_validation(plan, sigma))
-    return sigma * math.sqrt(_AS_MUCH_FOR_KEEPING / uses)
+    return sigma * math.sqrt(1 / (_MORE_FOR_KEEPING * uses))
 
 
 def _selections_on_validation(plan: PrivacyPlan, sigma: float) -> list[Event]:

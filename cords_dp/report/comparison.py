@@ -31,6 +31,7 @@ _NO_DIFFERENCE = {
     "dataset.datadir", "dataset.cache", "model.feature_cache", "privacy.account", "train_args.seed",
     "train_args.print_every", "train_args.results_dir", "train_args.device", "train_args.print_args",
 }  # fmt: skip
+_LONGEST_LABEL = 48
 _MOST_DRAWN = 40
 _HEADLINES = 3  # metrics in the table that stands first; the others are folded
 _BASE_RATE = "base_rate"
@@ -179,7 +180,7 @@ def comparison_figure(frame: pd.DataFrame, by: Sequence[str], name: str) -> str:
         axis.plot(values, np.full(len(values), place), "o", color="#4C72B0", alpha=0.6, ms=6)
         if repeated:
             axis.plot([values.mean()] * 2, [place - 0.28, place + 0.28], color="#C44E52", lw=2.5)
-    axis.set_yticks(range(len(kinds)), [label for label, _ in kinds])
+    axis.set_yticks(range(len(kinds)), [_cut(label) for label, _ in kinds])
     axis.set_ylim(len(kinds) - 0.5, -0.5)
     words = f"{_heading(name)}: a dot for each run" + (", a bar at the mean" if repeated else "")
     if base is not None:
@@ -188,6 +189,11 @@ def comparison_figure(frame: pd.DataFrame, by: Sequence[str], name: str) -> str:
     axis.set_xlabel(words)
     tidy_axis(axis)
     return figure_html(figure, f"{metric_words(name)} of each kind of run")
+
+
+def _cut(label: str) -> str:
+    """Return a label that leaves room for the picture: the table below it has all of the words."""
+    return label if len(label) <= _LONGEST_LABEL else f"{label[: _LONGEST_LABEL - 2].rstrip()} …"
 
 
 def best_first(frame: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
@@ -281,28 +287,35 @@ def run_label(row: Mapping[str, Any], by: Sequence[str]) -> str:
 
 
 def cost_together(folders: Sequence[Path]) -> list[str]:
-    """Say what all runs on the same data cost a record together: composed, and simply added up.
+    """Say what all runs on the same data cost a record, or an owner, together: composed, and simply added up.
 
     Each run splits the data anew, so a record may be in D once and in V another time: it pays the larger side of each.
+    What a run promises an owner is no bound for one of its records (`statement.other_relations`): units stay apart.
     """
     reports = [(folder, read_json(folder / "privacy.json")) for folder in folders]
     private = [(folder, report) for folder, report in reports if report.get("private")]
     sentences = []
-    for data in dict.fromkeys(_data(*one) for one in private):
-        own = [one for one in private if _data(*one) == data]
+    kinds = dict.fromkeys((_data(*one), _unit(one[1])) for one in private)
+    for data, unit in kinds:
+        own = [one for one in private if (_data(*one), _unit(one[1])) == (data, unit)]
         if len(own) > 1:
-            sentences.append(_together(data, own))
+            sentences.append(_together(data, unit, own))
+    for data in dict.fromkeys(data for data, _ in kinds if {(data, "a record"), (data, "an owner")} <= kinds.keys()):
+        sentences.append(
+            f"Of the runs on {data} some protect a record and some an owner with all of its records: "
+            "the two do not add up to a bound for either."
+        )
     if private and len(private) < len(reports):
         open_runs = counted(len(reports) - len(private), "run")
         sentences.append(f"{open_runs} without privacy: nothing bounds what is told about a record.")
     return sentences
 
 
-def _together(data: str, runs: Sequence[tuple[Path, Mapping[str, Any]]]) -> str:
+def _together(data: str, unit: str, runs: Sequence[tuple[Path, Mapping[str, Any]]]) -> str:
     added = sum(report["epsilon"] for _, report in runs), sum(report["delta"] for _, report in runs)
     delta = max(report["delta"] for _, report in runs)
     simply = f"ε = {rounded_up(added[0])} at δ = {added[1]:.3g}"
-    about = f"What all runs cost together: a record that each of the {len(runs)} private runs on {data} has read pays"
+    about = f"What all runs cost together: {unit} that each of the {len(runs)} private runs on {data} has read pays"
     try:
         bound = epsilon_bound(paid_events([_holding(*one) for one in runs]), delta, "quick")
     except (CordsDPError, KeyError, TypeError, ValueError):  # statements of an earlier or a foreign version
@@ -313,6 +326,10 @@ def _together(data: str, runs: Sequence[tuple[Path, Mapping[str, Any]]]) -> str:
         f"{about} at most ε = {rounded_up(bound.epsilon)} at δ = {delta:.3g}, all charges composed. "
         f"This holds if no run was planned by looking at another's results. Simply added up, they cost {simply}."
     )
+
+
+def _unit(report: Mapping[str, Any]) -> str:
+    return "an owner" if str(report.get("unit")).startswith("one owner") else "a record"
 
 
 def _holding(folder: Path, report: Mapping[str, Any]) -> Holding:

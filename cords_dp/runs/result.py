@@ -66,6 +66,7 @@ class RunResult:
         lines += _metric_lines(self.metrics)
         if "released" in self.metrics:
             lines.append("  of the private test set, with noise, released once and charged to it; 95 % intervals")
+            lines += _lost_line(self.metrics)
         if math.isinf(self.epsilon_allowed):
             lines.append("privacy         none (not a private run)")
         else:
@@ -86,6 +87,13 @@ def _describe_seconds(seconds: float) -> str:
 
 _HEADLINES = ("accuracy", "base_rate", "rmse", "r2")  # in the first lines already
 _FEW_CLASSES = 10
+
+
+def _lost_line(metrics: Mapping[str, Any]) -> list[str]:
+    """Name the metrics that the noise leaves nothing of: a public value, as all that follows from the release."""
+    rows = {name: row for name, row in metrics.items() if isinstance(row, Mapping) and "low" in row}
+    lost = [metric_words(name) for name, row in rows.items() if row.get("value") is None]
+    return [f"  lost in the noise: {', '.join(lost)}; a larger test set or ε shows them"] if lost else []
 
 
 def _beside(metrics: Mapping[str, Any]) -> str:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from cords_dp.training.private_session import PrivateSession
 
 
+_SURE = 2.0  # deviations of its noise by which a share has to be better than a smaller one
 _HELD = 5  # one record or owner of V in so many takes no part in the steps, and says how much of them is kept
 
 
@@ -98,7 +99,7 @@ def keep_of_head_start(session: PrivateSession, model: nn.Module) -> None:
 
 def best_share(right: np.ndarray, deviation: float) -> float:
     """Return the share with the largest noisy count; the smallest of those that noise does not tell from it."""
-    return float(KEPT[int(np.flatnonzero(right >= right.max() - deviation)[0])])
+    return float(KEPT[int(np.flatnonzero(right >= right.max() - _SURE * deviation)[0])])
 
 
 def _steps_on_validation(session: PrivateSession, releases: Releases) -> np.ndarray:

@@ -16,7 +16,7 @@ import numpy as np
 from cords_dp.accounting import TRAINING_DATA, Account, Ledger, Reservation, epsilon_bound, ledger_under
 from cords_dp.accounting.journal import locked
 from cords_dp.config import config_digest
-from cords_dp.data.digests import RecordDigests, bound_records
+from cords_dp.data.digests import RecordDigests, bound_records, key_digest, owner_key
 from cords_dp.data.handed_over import as_records
 from cords_dp.data.record_set import Splits, cut_splits
 from cords_dp.errors import AccountingError, ConfigError, MechanismError
@@ -26,11 +26,12 @@ from cords_dp.planning import Mechanism, PrivacyPlan
 from cords_dp.planning.mechanism import registered_mechanisms
 from cords_dp.planning.statement import STATEMENT
 from cords_dp.processes import World
+from cords_dp.training.provenance import about_files
 
 if TYPE_CHECKING:
     from cords_dp.training.private_session import PrivateSession
 
-_RECORDS = "records"  # among the notes of a ledger
+_RECORDS, _FILES = "records", "files"  # among the notes of a ledger
 
 
 def reserved(plan: PrivacyPlan, name: str) -> Reservation | None:
@@ -96,6 +97,30 @@ def opened_ledger(session: PrivateSession, binding: str) -> Ledger:
     if not world.main:
         ledger.path = None
     return ledger
+
+
+def bound_files(session: PrivateSession) -> Mapping[str, Any]:
+    """Name the owner's files with their digests, and refuse to resume on files that were changed.
+
+    Other contents may deal other owners or rows to D, V and the test set: a record would pay on two of them. Where the
+    owner's key is missing, or another one than when the run began, this cannot be told.
+    """
+    noted = session.ledger.notes.get(_FILES, "").split()
+    about = about_files(session.run.config["dataset"], built=session.built, salt=noted[0] if noted else None)
+    digests = [file["digest"] for file in about["files"]]
+    if not digests or None in digests:
+        return about
+    found = [about["salt"], key_digest(owner_key(), about["salt"]), *digests]
+    if not noted:
+        session.ledger.note(_FILES, " ".join(found))
+    elif noted[1] != found[1]:
+        session.logger.warning("The owner's key is another than when the run began: its files cannot be compared.")
+    elif noted != found:
+        raise AccountingError(
+            "a file of the dataset was changed since the run began: what was charged does not cover other records; "
+            "resume with that run's data, or start afresh in another folder"
+        )
+    return about
 
 
 def digests_of(session: PrivateSession, data: Splits) -> list[RecordDigests]:

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from cords_dp.config.settings import PRIVATE, PUBLIC
 from cords_dp.data.build import UNREADABLE, build_dataset, describe_padding, readable
-from cords_dp.data.handed_over import as_records, refuse_shared_records, with_owners
+from cords_dp.data.handed_over import as_records, refuse_repeated_records, refuse_shared_records, with_owners
 from cords_dp.data.published import known_sizes, public_facts
 from cords_dp.data.record_set import Splits
 from cords_dp.data.sources.base import Facts, find_source
@@ -77,6 +77,8 @@ def _prepare_configured(run: Run, build: BuildModel, world: World) -> Prepared:
         own = find_source(run.config["dataset"].get("name")) is not None
         data = readable(_load_dataset(run, world), run.config, private=run.strategy.private, own=own)
         plan = run.plan(*sizes_of(data, run))
+        if own:
+            _refuse_what_pays_twice(data, plan, tested=data.test is not None)
     model, record = made or _fitting_model(run, build, facts, data)
     return _completed(run, plan, model, record, data)
 
@@ -109,11 +111,19 @@ def planned_records(
     tested = given.test is not None
     n, n_validation, *n_test = sizes_of(data, run)
     plan = run.plan(n, n_validation if validation else 0, *(n_test if tested else ()))
-    if plan is not None:
-        refuse_shared_records(data, validation_is_read=plan.validation_is_read, test_is_shown=tested)
-        if tested:
-            _refuse_private_test(run, data)
+    _refuse_what_pays_twice(data, plan, tested=tested)
+    if plan is not None and tested:
+        _refuse_private_test(run, data)
     return data, plan
+
+
+def _refuse_what_pays_twice(data: Splits, plan: PrivacyPlan | None, *, tested: bool) -> None:
+    if plan is None:
+        return
+    refuse_shared_records(data, validation_is_read=plan.validation_is_read, test_is_shown=tested)
+    sets = {"trainset": data.train} | ({"validset": data.validation} if plan.validation_is_read else {})
+    sets |= {"testset": data.test} if plan.sigma_test is not None else {}
+    refuse_repeated_records(sets, by_owner=plan.privacy.unit == "owner")
 
 
 def _load_dataset(run: Run, world: World) -> Splits:

@@ -48,6 +48,7 @@ from cords_dp.training.engine import build_engine, made_up_batch
 from cords_dp.training.gradients import refuse_mixing
 from cords_dp.training.head_start import keep_of_head_start, take_head_start
 from cords_dp.training.opening import (
+    bound_files,
     digests_of,
     drawn_streams,
     opened_ledger,
@@ -60,7 +61,6 @@ from cords_dp.training.opening import (
 from cords_dp.training.optim import WeightAverage, branch_rate_factor, scale_learning_rate
 from cords_dp.training.poisson import Batch, poisson_batches
 from cords_dp.training.private_test import released_test
-from cords_dp.training.provenance import about_files
 from cords_dp.training.released_once import released_fit
 from cords_dp.training.run import Run
 from cords_dp.training.session import Session
@@ -115,11 +115,11 @@ class PrivateSession(Session):
     # -- beginning ----------------------------------------------------------------------------------------
 
     def _made_ready(self, data: Splits) -> Splits:
-        if self.world.main:
-            self.data_files = about_files(self.run.config["dataset"], built=self.built)
         binding = data_binding(self.run.config, self.run.seed, data, built=self.built)
         part = own_part(self, data, binding)
         self.ledger = opened_ledger(self, binding)
+        if self.world.main:
+            self.data_files = bound_files(self)
         if not self.built:
             limit_words(part, self.model)
             self._digests = digests_of(self, part)

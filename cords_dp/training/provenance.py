@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from cords_dp.training.private_session import PrivateSession
     from cords_dp.training.trainer import TrainClassifier
 
-_FILES = ("path", "labels", "validation_path", "test_path")  # keys of ``dataset`` that name files of records
+_FILES = ("path", "labels", "owner", "validation_path", "test_path")  # keys of ``dataset`` that name files of records
 _PACKAGES = ("cords-dp", "cords", "torch", "opacus", "prv-accountant", "dp-accounting")
 
 
@@ -66,18 +66,20 @@ def about_handed_over(session: PrivateSession) -> dict[str, Any]:
     return {**about_now(session.reservation), "data": data, "model": None}
 
 
-def about_files(section: Mapping[str, Any], *, built: bool) -> dict[str, Any]:
+def about_files(section: Mapping[str, Any], *, built: bool, salt: str | None = None) -> dict[str, Any]:
     """Name the data, and digest the owner's files as they are now. Call it when they are read.
 
-    Published sets are known by their names; records that a script has handed over have none.
+    Published sets are known by their names; records that a script has handed over have none. ``salt``: that of the
+    run's first attempt.
     """
     if not built:
         return {"name": "handed over by the program that trained", "files": []}
     name = str(section.get("name"))
     paths = [(key, Path(section[key]).expanduser()) for key in _FILES if isinstance(section.get(key), (str, Path))]
+    paths = [(key, path) for key, path in paths if key != "owner" or path.suffix == ".npy"]  # else a column, or a rule
     if find_source(name) is None or not paths:
         return {"name": name, "files": []}
-    salt = secrets.token_hex(8)
+    salt = salt or secrets.token_hex(8)
     return {"name": name, "files": [_about_file(key, path, salt) for key, path in paths], "salt": salt}
 
 

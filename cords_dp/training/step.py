@@ -67,7 +67,10 @@ from cords_dp.training.gradients.owners import void
 
 
 class PlainEngine:
-    """A step without clipping and noise: ε = ∞, on the same batches and with the same normaliser."""
+    """A step without clipping and noise: ε = ∞, on the same batches and with the same normaliser.
+
+    As in a private step a record whose loss is not finite, such as one without a known label, contributes nothing.
+    """
 
     def __init__(
         self,
@@ -84,8 +87,11 @@ class PlainEngine:
     def step(self, x: Tensor, y: Tensor, weights: Tensor, owners: Tensor | None = None) -> None:
         self.optimizer.zero_grad()
         if len(y):
-            losses = self.criterion(self.model(x), y) * weights
-            (losses.sum() / self.batch_size).backward()
+            losses = self.criterion(self.model(x), y)
+            if not bool((finite := losses.isfinite()).all()):  # left out of the pass: 0 · NaN would be NaN
+                x, y, weights = x[finite], y[finite], weights[finite]
+                losses = self.criterion(self.model(x), y)
+            ((losses * weights).sum() / self.batch_size).backward()
         if self._add_up(len(y)):
             self.optimizer.step()
 

@@ -55,11 +55,11 @@ def names_in(records, rows):
 
 
 def test_equal_names_are_one_owner_and_a_missing_name_is_an_owner_of_one_record():
-    names = ["ann", " ann ", b"ann", 7, 7.0, np.int64(7), "7", None, "", "  ", float("nan"), None]
+    names = ["ann", " ann ", b"ann", 7, 7.0, np.int64(7), "7", "7.0", None, "", "  ", float("nan"), None]
     codes = Numbered().codes(names)
     assert len(set(codes[:3])) == 1
-    assert len(set(codes[3:7])) == 1
-    assert len(set(codes[7:])) == 5
+    assert len(set(codes[3:8])) == 1
+    assert len(set(codes[8:])) == 5
     assert codes[0] != codes[3]
 
 

@@ -49,6 +49,12 @@ def test_a_template_holds_names_and_what_was_declared(tmp_path, capsys):
         load_schema(out)
 
 
+def test_the_next_command_can_be_copied(tmp_path, capsys):
+    (tmp_path / "our people.csv").write_text(CSV)
+    describe(tmp_path, "--target", "income", name="our people.csv")
+    assert f"data check '{tmp_path / 'our people.csv'}' --schema" in capsys.readouterr().out
+
+
 def test_what_is_declared_in_full_can_be_used(tmp_path, capsys):
     (tmp_path / "people.csv").write_text(CSV)
     options = ["--range", "age=0:100", "--categories", "sex=Male,Female", "--ignore", "no"]

@@ -212,11 +212,71 @@ def test_a_config_s_mistakes_are_told_and_nothing_is_fitted():
         quick(strategy="Full", data_norm=5.0, batch_size=20, lr=0.1).fit(*blobs(50))
 
 
-def test_a_label_that_is_no_class_contributes_nothing():
+@pytest.mark.filterwarnings("ignore:epsilon=None")
+@pytest.mark.parametrize("epsilon", [3.0, None])
+def test_a_label_that_is_no_class_contributes_nothing(epsilon):
     X, y = blobs(300)
     strange = np.where(np.arange(300) < 290, y, 7)
-    model = quick(data_norm=5.0, classes=[0, 1], num_epochs=2).fit(X, strange)
+    model = quick(epsilon, data_norm=5.0, classes=[0, 1], num_epochs=2).fit(X, strange)
     assert np.isfinite(model.predict_proba(X)).all()
+    assert model.score(X, y) > 0.8
+
+
+STRANGE = ["Jane Doe", None, {"Jane": "Doe"}, object(), 10**400]
+
+
+@pytest.mark.parametrize("kind", [lambda x: x, pd.DataFrame, lambda x: x.tolist()], ids=["array", "frame", "list"])
+@pytest.mark.parametrize("value", STRANGE, ids=["text", "missing", "dict", "object", "huge"])
+def test_a_value_that_is_no_number_decides_nothing_and_is_not_quoted(kind, value):
+    X, y = blobs(300)
+    given = X.astype(object)
+    given[3, 1] = value
+    model = quick(bounds=(-5, 5), classes=[0, 1]).fit(kind(given), y)
+    assert np.isfinite(model.predict_proba(kind(given))).all()
+    assert model.score(kind(X.astype(object)), y) > 0.8
+    spoilt = X.copy()
+    spoilt[3, 1] = np.nan
+    np.testing.assert_array_equal(model.predict_proba(kind(given)), model.predict_proba(kind(spoilt)))
+
+
+def test_a_missing_label_decides_nothing_where_labels_are_read_or_numbers():
+    X, y = blobs(300)
+    names = np.where(y > 0, "ill", "well").astype(object)
+    names[7] = None
+    with pytest.warns(PrivacyWarning, match="set of labels"):
+        assert quick(bounds=(-5, 5)).fit(X, names).classes_.tolist() == ["ill", "well"]
+    with pytest.raises(DataError, match="several types"):
+        quick(bounds=(-5, 5)).fit(X, np.where(y > 0, "ill", 7.0 * (y + 1).astype(object)))
+    numbers = (y / 2).astype(object)
+    numbers[7] = "Jane Doe"
+    regression = PrivateRegressor(3.0, bounds=(-5, 5), target_range=(0, 1), config=QUICK).fit(X, numbers)
+    assert np.isfinite(regression.predict(X)).all()
+
+
+def test_a_score_leaves_out_rows_without_a_label():
+    X, y = blobs(300)
+    names = np.where(y > 0, "ill", "well").astype(object)
+    model = quick(bounds=(-5, 5), classes=["ill", "well"]).fit(X, names)
+    lacking = names.copy()
+    lacking[::3] = None
+    rest = np.arange(300) % 3 > 0
+    assert model.score(pd.DataFrame(X), pd.Series(lacking)) == model.score(X[rest], names[rest])
+    assert model.score(X, lacking, sample_weight=rest) == model.score(X[rest], names[rest])
+
+
+def test_errors_show_no_values():
+    X, y = blobs(100)
+    for given, target in ((X[:, 0], y), (X * 1j, y), (X, y * 1j)):
+        with pytest.raises(ValueError) as refused:
+            quick(bounds=(-5, 5), classes=[0, 1]).fit(given, target)
+        assert "[" not in str(refused.value)
+    with pytest.raises(DataError, match="dates"):
+        quick(bounds=(-5, 5), classes=[0, 1]).fit(pd.DataFrame({"a": pd.Timestamp("2020-01-01")}, index=range(100)), y)
+
+
+def test_a_text_that_is_missing_is_an_empty_one():
+    for given in (["words"] * 49 + [None], np.array(["words"] * 49 + [None], dtype=object)):
+        assert records.kind_of(given, schema=None, bounded=False) == records.TEXTS
 
 
 def test_a_row_that_is_not_finite_decides_nothing():

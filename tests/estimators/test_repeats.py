@@ -61,9 +61,21 @@ def test_a_few_equal_rows_may_be_other_people_s():
     more[:10], labels[:10] = X[:10], y[:10]
     estimator().fit(X, y)
     with pytest.warns(
-        PrivacyWarning, match=r"^some rows equal rows of earlier fits; if they are the same people's, these"
+        PrivacyWarning, match=r"^some rows, .* equal those of earlier fits; if they are the same people's, these"
     ):
         assert not estimator().fit(more, labels).privacy_.repeated.mostly
+
+
+def test_other_rows_of_the_same_owners_count_as_theirs():
+    people = [f"p{i // 4}" for i in range(100)]
+    model = estimator().fit(*made_up(), owners=people)
+    with pytest.warns(PrivacyWarning, match="names of owners"):
+        again = model.evaluate(*made_up(seed=1), owners=[f" {name}" for name in people])
+    assert (again.repeated.fits, again.repeated.epsilon) == (2, 2.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        strangers = [None] * 50 + [f"q{i}" for i in range(50)]
+        assert model.evaluate(*made_up(seed=2), owners=strangers).repeated is None
 
 
 def test_what_a_fit_cost_is_shown_in_a_line():

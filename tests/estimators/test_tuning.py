@@ -14,7 +14,7 @@ from sklearn.base import is_classifier, is_regressor
 from cords_dp import PrivateRegressor, PrivateTuning, load_model
 from cords_dp.accounting import Account
 from cords_dp.data.sources.base import find_source
-from cords_dp.errors import ConfigError
+from cords_dp.errors import ConfigError, DataError
 from cords_dp.estimators import records, repeats
 from cords_dp.estimators.tuning import _written
 
@@ -104,5 +104,7 @@ def test_what_cannot_be_tuned_is_refused():
         PrivateTuning(PrivateRegressor(data_norm=5.0), SEARCH).fit(X, y.astype(float))
     with pytest.raises(ConfigError, match="--metric"):
         PrivateTuning(quick(3.0, data_norm=5.0, classes=[0, 1]), SEARCH, metric="rmse").fit(X, y)
+    with pytest.raises(DataError, match="owners"):
+        PrivateTuning(quick(3.0, data_norm=5.0, classes=[0, 1]), SEARCH).fit(X, y, owners=y)
     with pytest.raises(ConfigError, match="search"):
         PrivateTuning(quick(3.0, data_norm=5.0), {"epsilon": [1, 2]}).fit(pd.DataFrame(X), y)

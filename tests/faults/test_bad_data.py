@@ -11,14 +11,19 @@ from builders import Net, data_of, guarded
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from cords_dp.data.handed_over import (
+    DatasetStore,
     checked_splits,
+    refuse_repeated_records,
     refuse_shared_records,
     unreadable_records,
 )
+from cords_dp.data.owners import Owners
 from cords_dp.data.readable import known_words, limit_words
-from cords_dp.data.record_set import ClassTarget, Splits, array_set, records_at
+from cords_dp.data.record_set import ClassTarget, RecordSet, Splits, array_set, records_at
+from cords_dp.data.sources.base import find_source
 from cords_dp.errors import AccountingError, ConfigError, CordsDPError, DataError
 from cords_dp.models.build import check_input, register_model
+from cords_dp.runs.run import run_experiment
 from cords_dp.studies.match import uniform_gradients
 from cords_dp.training.trainer import TrainClassifier
 
@@ -406,6 +411,60 @@ def test_sets_apart_are_accepted():
     refuse_shared_records(Splits(*rows, listed(50, 2), 3), validation_is_read=True)
     same = Splits(whole, whole, listed(50, 2), 3)
     refuse_shared_records(same, validation_is_read=False)  # FullDP reads no V
+
+
+def repeated_sets():
+    whole = listed()
+    return {
+        "oversampled": ConcatDataset([whole, Subset(whole, range(20))]),
+        "joined twice": ConcatDataset([whole, whole]),
+        "one record": Subset(whole, [7] * 100),
+        "from the end": Subset(whole, [-1, *range(50, len(whole))]),
+        "rows of a store": RecordSet(DatasetStore(whole), np.array([*range(200), 3])),
+    }
+
+
+@pytest.mark.parametrize("kind", repeated_sets())
+def test_a_trainer_refuses_a_record_that_is_there_twice(trainer, kind):
+    """Oversampling a rare class lets each of its records be drawn, and clipped, several times for one price."""
+    with pytest.raises(DataError, match="more than once"):
+        train_on(trainer("FullDP"), splits(repeated_sets()[kind]))
+    refuse_repeated_records({"trainset": listed()}, by_owner=False)
+
+
+def test_owners_have_to_be_those_that_the_plan_counts():
+    whole = listed()
+    owned = RecordSet(DatasetStore(whole), np.zeros(9, dtype=np.int64), owners=Owners(np.arange(9) // 3, 3))
+    refuse_repeated_records({"trainset": owned}, by_owner=True)  # of an owner all places pay together
+    for part, by_owner in ((owned, False), (whole, True)):
+        with pytest.raises(DataError, match="conversely"):
+            refuse_repeated_records({"trainset": part}, by_owner=by_owner)
+    strange = RecordSet(DatasetStore(whole), np.arange(9), owners=Owners(np.arange(9) - 1, 3))
+    with pytest.raises(DataError, match="numbers from 0"):
+        refuse_repeated_records({"trainset": strange}, by_owner=True)
+
+
+def test_a_source_is_believed_as_little_as_a_program(tmp_path, make_config, monkeypatch):
+    """A plugin's D and V shared rows, and its D held one record 300 times: the statement said ε of one record."""
+    source = find_source("arrays")
+    build = type(source).build
+
+    def run_with(rows_of):
+        def lying(self, section, rng):
+            made = build(self, section, rng)
+            parts = (RecordSet(made.train.store, rows) for rows in rows_of(made.train.rows))
+            return Splits(*parts, made.test, made.num_classes)
+
+        monkeypatch.setattr(type(source), "build", lying)
+        section = {"path": str(tmp_path / "some.npz"), "classes": 2}
+        run_experiment(make_config("GLISTERDP", "arrays", dataset=section), tmp_path / "run", progress=False)
+
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "some.npz", x=rng.normal(size=(400, 3)).astype(np.float32), y=rng.integers(0, 2, 400))
+    with pytest.raises(DataError, match="share records"):
+        run_with(lambda rows: (rows[:200], rows[150:]))
+    with pytest.raises(DataError, match="more than once"):
+        run_with(lambda rows: (np.repeat(rows[:1], 200), rows[200:]))
 
 
 def test_a_trainer_refuses_sets_that_share_records_before_anything_is_spent(trainer, tmp_path):

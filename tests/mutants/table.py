@@ -446,9 +446,23 @@ _HANDED_OVER = [
     ),
     _mutant(
         "shared-records", "a record in D and in V pays once",
-        ("        refuse_shared_records(data, validation_is_read=plan.validation_is_read, test_is_shown=tested)\n",
-         "        pass\n"),
+        ("    refuse_shared_records(data, validation_is_read=plan.validation_is_read, test_is_shown=tested)\n", ""),
         BAD_DATA + "test_a_trainer_refuses_sets_that_share_records_before_anything_is_spent",
+    ),
+    _mutant(
+        "oversampled-records", "a record that is in D several times pays once",
+        ("(rows.min() < 0 or len(np.unique(rows)) < len(rows))", "rows.min() < 0"),
+        BAD_DATA + "test_a_trainer_refuses_a_record_that_is_there_twice",
+    ),
+    _mutant(
+        "sources-are-believed", "sets that a plugin's source builds are not looked at",
+        ("        if own:\n            _refuse_what_pays_twice(data, plan, tested=data.test is not None)\n", ""),
+        BAD_DATA + "test_a_source_is_believed_as_little_as_a_program",
+    ),
+    _mutant(
+        "owners-nobody-counts", "a source hands over owners, and the plan counts records",
+        ("        if (records.owners is not None) != by_owner:\n", "        if by_owner and records.owners is None:\n"),
+        BAD_DATA + "test_owners_have_to_be_those_that_the_plan_counts",
     ),
     _mutant(
         "shared-records-in-a-loop", "a record in D and in V of a loop pays once",
@@ -1023,6 +1037,11 @@ _ACCOUNTING = [
         KILLERS + "test_a_run_is_not_resumed_under_another_plan_or_on_other_data",
     ),
     _mutant(
+        "resume-on-a-changed-file", "owners' names are changed before a resume: people of D are dealt to the test set",
+        ("    elif noted != found:\n", "    elif len(noted) != len(found):\n"),
+        "training/test_provenance.py::test_a_run_is_not_resumed_on_a_file_that_was_changed",
+    ),
+    _mutant(
         "split-not-in-binding", "the digest of the data knows how many rows are in D, not which",
         ('return ["rows", len(rows), digest_of_rows(rows)]', 'return ["rows", len(rows)]'),
         KILLERS + "test_the_binding_tells_splits_apart",
@@ -1574,6 +1593,21 @@ _ESTIMATORS = [
         "fits-are-forgotten", "a second fit on the same records counts as the first",
         ("        epsilons[shared] += earlier.epsilon\n", ""),
         REPEATS + "test_a_first_fit_says_nothing_and_a_second_what_both_add_up_to",
+    ),
+    _mutant(
+        "owners-by-rows-alone", "what other rows of the same people cost is not added up",
+        ("    if owners is None:\n        return row_digests(records)\n", "    return row_digests(records)\n"),
+        REPEATS + "test_other_rows_of_the_same_owners_count_as_theirs",
+    ),
+    _mutant(
+        "value-quoted", "one value that is no number ends a fit, with an error that quotes it",
+        ("validate_data(self, kinds.numbers_of(X), reset", "validate_data(self, X, reset"),
+        ESTIMATOR + "test_a_value_that_is_no_number_decides_nothing_and_is_not_quoted",
+    ),
+    _mutant(
+        "an-owner-s-cost-said-of-a-record", "a report says that a record pays what is promised to an owner",
+        ('return "an owner" if str(report.get("unit")).startswith("one owner") else "a record"', 'return "a record"'),
+        "report/test_comparison.py::test_records_and_owners_are_not_added_up",
     ),
 ]  # fmt: skip
 

@@ -29,7 +29,9 @@ TRAINING = PoissonGaussian(2.0, 0.1, 50)
 def folder_of(tmp_path):
     """Write the files of a run that a report reads."""
 
-    def write(name, *, accuracy=0.5, strategy="FullDP", seed=0, epsilon=3.0, data="digits", config=None, on="D"):
+    def write(
+        name, *, accuracy=0.5, strategy="FullDP", seed=0, epsilon=3.0, data="digits", config=None, on="D", unit="record"
+    ):
         folder = tmp_path / "all" / name
         folder.mkdir(parents=True)
         private = math.isfinite(epsilon)
@@ -43,7 +45,8 @@ def folder_of(tmp_path):
         report = {"statement": "It is private.", "private": private}
         if private:
             entries = [Entry(on, "training", TRAINING).to_dict()]
-            report |= {"epsilon": spent, "delta": 1e-5, "ledger": {"entries": entries}}
+            report |= {"unit": f"one {unit} of the training set D", "epsilon": spent, "delta": 1e-5}
+            report |= {"ledger": {"entries": entries}}
         (folder / "privacy.json").write_text(json.dumps(report))
         return folder
 
@@ -145,6 +148,17 @@ def test_a_record_that_changes_sides_pays_in_every_run(folder_of):
     (sides,) = cost_together([folder_of("a"), folder_of("b", on="V")])
     expected = epsilon_bound([TRAINING.with_count(100)], 1e-5, "quick").epsilon
     assert f"at most ε = {rounded_up(expected)}" in sides
+
+
+def test_records_and_owners_are_not_added_up(folder_of):
+    """Replacing one of an owner's records costs two steps of zero-out: no record pays what an owner pays."""
+    owners = [folder_of(name, unit="owner with all of its records") for name in "ab"]
+    (sentence,) = cost_together(owners)
+    assert "an owner that each of the 2 private runs" in sentence
+    both = cost_together([*owners, folder_of("c"), folder_of("d")])
+    assert len(both) == 3
+    assert all("each of the 2 private runs" in sentence for sentence in both[:2])
+    assert "do not add up" in both[2]
 
 
 def test_other_data_and_runs_without_privacy_are_kept_apart(folder_of):

@@ -64,6 +64,13 @@ def test_the_summary_names_the_guarantee_and_does_not_round_work_to_nothing():
     assert "privacy.md" not in plain.text()
 
 
+def test_the_summary_names_what_the_noise_leaves_nothing_of():
+    lost, kept = {"value": None, "low": None, "high": None}, {"value": 0.5, "low": 0.4, "high": 0.6}
+    metrics = {"auc": lost, "log_loss": kept, "released": {}}
+    run = RunResult("table", "FullDP", 1.0, 0, float("nan"), 1.0, 2.9, 3.0, 1e-5, 1.0, 0.0, "runs/x", metrics=metrics)
+    assert "lost in the noise: AUC; a larger test set" in run.text()
+
+
 @pytest.mark.parametrize("strategy", ["RandomDP", "GLISTERDP"])
 def test_a_published_subset_is_rows_of_the_published_set(make_config, tmp_path, strategy):
     """Numbers in D are places after a permutation, which mean nothing to whoever is given the file."""

@@ -457,6 +457,19 @@ def test_plain_engine_uses_the_same_normaliser():
     torch.testing.assert_close(before - flat(model), expected, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("spoilt", [[0], [0, 1, 2, 3, 4, 5]])
+def test_a_record_without_a_finite_loss_contributes_nothing_to_a_plain_step(spoilt):
+    x, y, w = batch_of(6)
+    x[spoilt] = torch.nan
+    kept = x.isfinite().all(dim=1)
+    results = []
+    for batch in ((x, y, w), (x[kept], y[kept], w[kept])):
+        model = small_net()
+        PlainEngine(model, torch.optim.SGD(model.parameters(), lr=1.0), CE, batch_size=4).step(*batch)
+        results.append(flat(model))
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("mode", ["bookkeeping", "ghost", "ew", "hooks", "functorch"])
 def test_every_mode_takes_in_place_residuals(mode):
     x, y, w = batch_of(4)

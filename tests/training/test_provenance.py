@@ -11,6 +11,7 @@ import pytest
 
 from cords_dp.accounting import Account
 from cords_dp.cli import main
+from cords_dp.errors import AccountingError
 from cords_dp.runs.run import run_experiment
 from cords_dp.training.provenance import about_files
 
@@ -72,6 +73,30 @@ def test_a_missing_key_leaves_the_digest_out_and_says_why(table, monkeypatch):
     (file,) = about_files({"name": "table", **table}, built=True)["files"]
     assert file["digest"] is None
     assert "key" in file["no_digest"]
+
+
+def test_a_run_is_not_resumed_on_a_file_that_was_changed(make_config, table, tmp_path, monkeypatch):
+    """An owner's name was changed in place: another split, and a person's records were in D, then in T."""
+    path, out = tmp_path / "secret-place" / "mine.csv", tmp_path / "run"
+    header, *rows = path.read_text().splitlines()
+    whole = [f"{header},who", *(f"{row},p{i // 3}" for i, row in enumerate(rows))]
+    path.write_text("\n".join(whole) + "\n")
+    section = {**table, "owner": "who", "validation_fraction": 0.1}
+
+    def run(**ckpt):
+        config = make_config("FullDP", "table", dataset=section, ckpt={"is_save": True, "save_every": 1, **ckpt})
+        return run_experiment(config, out, progress=False)
+
+    run()
+    path.write_text("\n".join([*whole[:1], whole[1].replace(",p0", ",p300"), *whole[2:]]) + "\n")
+    with pytest.raises(AccountingError, match="was changed since the run began"):
+        run(is_load=True)
+    path.write_text("\n".join(whole) + "\n")
+    run(is_load=True)
+    monkeypatch.setenv("CORDS_DP_KEY", str(tmp_path / "another"))
+    run(is_load=True)
+    (log,) = out.rglob("*.log")
+    assert "cannot be compared" in log.read_text()
 
 
 def test_published_and_handed_over_sets_have_no_files():
