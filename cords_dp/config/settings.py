@@ -14,7 +14,7 @@ from typing import Any
 from cords_dp.config.values import Key, flag, number, one_of, whole
 from cords_dp.errors import ConfigError
 
-HEAD_START = 20  # steps on V that a run begins with, where that is left to the plan
+HEAD_START = 10  # steps on V that a run begins with, where that is left to the plan
 AUTO = "auto"  # what the plan, the machine or the model decides
 PRIVATE, PUBLIC, UNREAD = "private", "public", "unread"  # what a test set may be
 GRADIENT_MODES = ["linear", "bookkeeping", "ghost", "ew", "hooks", "functorch"]  # and those that are registered

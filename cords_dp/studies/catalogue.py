@@ -11,7 +11,7 @@ from typing import Any
 
 from dotmap import DotMap
 
-from cords_dp.config import PAPER_SELECTION, apply_override, config_for, merge_into, paper_model
+from cords_dp.config import HEAD_START, PAPER_SELECTION, apply_override, config_for, merge_into, paper_model
 from cords_dp.errors import ConfigError
 from cords_dp.runs.jobs import Job, Work, execute
 from cords_dp.studies.paper import FRACTIONS
@@ -82,6 +82,7 @@ _EQUAL = "FullDP, equal compute"
 _WHOLE = ("FullDP",)  # does not depend on the share of the records
 _READ_NO_VALIDATION = ("FullDP", "RandomDP")  # they train on all records, unless V is set apart
 _SPLIT_OFF = 0.1  # the share that is V for the others
+_STEPPED_ON = 0.8  # the share of V that a head start's steps are on
 
 
 @dataclass(frozen=True)
@@ -416,6 +417,10 @@ def _config(
         merge_into(config, copy.deepcopy(dict(layer)))
     if split is not None:
         config["privacy"]["split"] = split
+    if chosen.strategy == "FullDP" and share < 1 and experiment.validation_apart:
+        passes = HEAD_START * _STEPPED_ON if config["privacy"].get("head_start") else 0.0  # over V, which GLISTERDP takes
+        more = passes * _SPLIT_OFF / (1 - _SPLIT_OFF) / config["train_args"]["num_epochs"]
+        config["dss_args"]["compute_fraction"] = min(1.0, share + more)
     return DotMap(config)
 
 
