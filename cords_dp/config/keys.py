@@ -193,6 +193,8 @@ SECTIONS: Mapping[str, Section] = {
         "cut_share": Key(share, None, "which part of them is kept"),
         "inverted_share": Key(share, None, "the share of D whose images are inverted"),
         "rotated_share": Key(share, None, "the share of D whose images are turned"),
+        "clean_share": Key(share, None, "the share of D's records that are left as they are, as V's are"),
+        "only_share": Key(share, None, "so large a share of D is all of it, left as it is, as V is"),
         "label_noise": Key(part_or_none, None, "the share of D's labels that are made wrong"),
         "label_noise_kind": Key(
             partial(one_of, choices=("pair", "random")), None,

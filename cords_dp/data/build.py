@@ -128,11 +128,14 @@ def _shifted(
     labels: np.ndarray, train: np.ndarray, section: Mapping[str, Any], classes: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the training rows that are kept, and all labels, some wrong in the training set and none in validation."""
+    if section.get("only_share"):
+        return train[: round(float(section["only_share"]) * len(train))], labels
+    spared, train = np.split(train, [round(float(section.get("clean_share") or 0.0) * len(train))])
     kept = train[keep_share(labels[train], section.get("cut_classes") or (), float(section.get("cut_share") or 1), rng)]
     share, kind = float(section.get("label_noise") or 0.0), section.get("label_noise_kind") or "pair"
     noisy = labels.copy()
     noisy[kept] = wrong_labels(labels[kept], share, kind, classes, rng)
-    return kept, noisy
+    return np.concatenate([spared, kept]), noisy
 
 
 def _digits() -> RawData:

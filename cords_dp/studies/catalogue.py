@@ -30,6 +30,7 @@ class Method:
     own_model: bool = False  # ours, where the others of its experiment have the paper's
 
 
+_SPLIT_OFF = 0.1  # the share that is V for the others
 _PUBLIC_V = {"privacy": {"validation": "public"}}  # as the paper takes it
 
 METHODS: dict[str, Method] = {
@@ -54,7 +55,14 @@ METHODS: dict[str, Method] = {
     "GroupRatesDP": Method("GroupRatesDP"),
     "FullDP, equal compute": Method("FullDP"),
     "FullDP": Method("FullDP"),
+    "FullDP, D and V": Method(
+        "FullDP", {"dataset": {"feature": "shift", "validation_fraction": 0.0, "clean_share": _SPLIT_OFF}}
+    ),
+    "FullDP, V alone": Method(
+        "FullDP", {"dataset": {"feature": "shift", "validation_fraction": 0.0, "only_share": _SPLIT_OFF}}
+    ),
 }
+_USING_V = ("FullDP, D and V", "FullDP, V alone")
 _RIVALS = ("ClassWeightsDP", "BalancedSoftmaxDP", "GroupRatesDP")  # of data that are shifted
 _REPLACED = ("paper, but accounting", "paper, but mechanism", "paper, but model", "ours")
 _HALVES = ("GLISTERDP draw", "GLISTERDP loss")
@@ -65,6 +73,7 @@ _ALSO = (
     *_RIVALS,
     *_CORRECTIONS,
     *_REPLACED,
+    *_USING_V,
 )
 _SHIFTED = (
     "GLISTERDP",
@@ -76,12 +85,12 @@ _SHIFTED = (
     *_CORRECTIONS,
     "FullDP, equal compute",
     "FullDP",
+    *_USING_V,
 )
 _USUAL = tuple(m for m in METHODS if m not in _ALSO)
 _EQUAL = "FullDP, equal compute"
-_WHOLE = ("FullDP",)  # does not depend on the share of the records
+_WHOLE = ("FullDP", *_USING_V)  # does not depend on the share of the records
 _READ_NO_VALIDATION = ("FullDP", "RandomDP")  # they train on all records, unless V is set apart
-_SPLIT_OFF = 0.1  # the share that is V for the others
 _STEPPED_ON = 0.8  # the share of V that a head start's steps are on
 
 
@@ -411,14 +420,14 @@ def _config(
         experiment.changes,
         experiment.scenarios[scenario],
         chosen.changes,
-        {} if apart is None else {"dataset": {"validation_fraction": apart}},
+        {} if apart is None or method in _USING_V else {"dataset": {"validation_fraction": apart}},
     )
     for layer in layers:
         merge_into(config, copy.deepcopy(dict(layer)))
     if split is not None:
         config["privacy"]["split"] = split
     if chosen.strategy == "FullDP" and share < 1 and experiment.validation_apart:
-        passes = HEAD_START * _STEPPED_ON if config["privacy"].get("head_start") else 0.0  # over V, which GLISTERDP takes
+        passes = HEAD_START * _STEPPED_ON if config["privacy"].get("head_start") else 0.0  # over V, by GLISTERDP
         more = passes * _SPLIT_OFF / (1 - _SPLIT_OFF) / config["train_args"]["num_epochs"]
         config["dss_args"]["compute_fraction"] = min(1.0, share + more)
     return DotMap(config)
