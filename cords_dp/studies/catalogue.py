@@ -85,7 +85,6 @@ _SHIFTED = (
     *_CORRECTIONS,
     "FullDP, equal compute",
     "FullDP",
-    *_USING_V,
 )
 _USUAL = tuple(m for m in METHODS if m not in _ALSO)
 _EQUAL = "FullDP, equal compute"
@@ -258,7 +257,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             "cpu": Scale(_BOTH, (0.1, 1.0)),
             "full": Scale((*_BOTH, "cifar100"), (0.1, 0.3), (1.0, 3.0, 8.0), seeds=5),
         },
-        methods=_SHIFTED,
+        methods=(*_SHIFTED, *_USING_V),
         reference="FullDP, equal compute",
         validation_apart=True,
         scenarios={
@@ -325,7 +324,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             "cpu": Scale(_BOTH, FRACTIONS),
             "full": Scale((*_BOTH, "cifar100"), FRACTIONS, (3.0, 8.0), seeds=5),
         },
-        methods=tuple(m for m in METHODS if m not in _REPLACED),
+        methods=tuple(m for m in METHODS if m not in (*_REPLACED, *_USING_V)),
         changes={"dataset": {"feature": "classimb", "classimb_ratio": 0.5, "balanced_validation": True}},
         validation_apart=True,
     ),

@@ -111,13 +111,19 @@ def test_methods_of_a_cell_differ_in_the_method_only():
 @pytest.mark.parametrize("name", ["robust", "rates", "cut", "adult"])
 def test_where_d_is_changed_no_method_is_given_the_clean_records_of_v(name):
     jobs = experiment_jobs(name, "cpu", Choice(seeds=1, epsilons=(3.0,), shares=(0.1,)))
-    runs = {job.labels["method"]: resolve(DotMap(job.config), plan=False) for job in jobs}
+    rivals = ("FullDP, D and V", "FullDP, V alone")  # which are there to show what V is worth
+    runs = {
+        job.labels["method"]: resolve(DotMap(job.config), plan=False)
+        for job in jobs
+        if job.labels["method"] not in rivals
+    }
     shares = {method: run.section("dataset").get("validation_fraction") for method, run in runs.items()}
     assert not any(run.whole for run in runs.values())
     assert {share for method, share in shares.items() if "FullDP" in method or "RandomDP" in method} == {0.1}
     assert {share for method, share in shares.items() if method.startswith("GLISTER")} == {None}
     equal = next(run for method, run in runs.items() if method.startswith("FullDP, equal compute"))
-    assert equal.subset.compute_fraction == 0.1
+    steps_on_v = 0.0 if name == "adult" else 10 * 0.8 / 9 / equal.epochs  # GLISTERDP takes them besides
+    assert equal.subset.compute_fraction == pytest.approx(0.1 + steps_on_v)
 
 
 @pytest.mark.parametrize("name", ["main", "frontier", "imbalance"])
