@@ -142,7 +142,7 @@ class PrivateEngine:
         most_at_once: int = 0,
         world: World = World(),  # noqa: B008 - frozen
     ):
-        """Prepare the model. ``most_at_once``: records or owners of the largest sum that is asked for, if it is not a batch's."""
+        """Prepare the model. ``most_at_once``: records or owners in the largest sum, if that is not a batch's."""
         _check_noise(sigma, max_grad_norm, noise)
         self.by_owner = by_owner
         self.mode = gradient_mode(mode) if isinstance(mode, str) else mode
