@@ -1,8 +1,8 @@
 """`align`: records are drawn, and their labels understood, as the validation set asks, seen through the released model.
 
 GLISTER asks, again and again, which records the validation set wants, seen by today's model. Here a record's *kind* is
-its label and the class that the released model predicts for it. Before training only labels are counted; at each look
-later, the table of kinds, in D and in V. What D has too little of is drawn more often, what D has too much of less: a
+its label and the class that the released model predicts for it. Before training only labels are counted, unless
+a head start on V has made predictions worth something; at each look later, the table of kinds, in D and in V. What D has too little of is drawn more often, what D has too much of less: a
 cut class is a label with too few records, a wrong label is a record whose prediction does not go with it as in V.
 
 What is released is a noisy table of D and one of V. All else follows from them:
@@ -149,17 +149,19 @@ class AlignSelector:
     def select(self, weights: Weights, releases: Releases) -> Pool:
         self._weights = weights
         sigma_d, sigma_v = releases.noise_multiplier(_TABLE), releases.noise_multiplier(_VALIDATION)
-        groups = 1 if self._labels is None else self._groups(sigma_d)
+        first = self._labels is None
+        groups = 1 if first and not self.context.plan.head_start else self._groups(sigma_d)
         labels, predicted = self.context.training.kinds(weights, self.context.num_classes)
         kinds = self._cells(labels, predicted, groups)
         on_d = releases.gaussian(_TABLE, self.context.training.count(kinds, self.context.num_classes, groups))
         assert self.context.validation is not None
         of_v = self._cells(*self.context.validation.kinds(weights, self.context.num_classes), groups)
         on_v = releases.gaussian(_VALIDATION, self.context.validation.count(of_v, self.context.num_classes, groups))
-        if self._labels is None:
-            self._look_at_labels(on_d[:, 0], on_v[:, 0], sigma_d, sigma_v)
-        else:
-            self._look(on_d, on_v, sigma_d, sigma_v)
+        if first:
+            rows = groups**0.5  # a row's sum has the noise of so many cells
+            self._look_at_labels(on_d.sum(axis=1), on_v.sum(axis=1), rows * sigma_d, rows * sigma_v)
+        if groups > 1:
+            self._look(on_d, on_v, sigma_d, sigma_v, branches=not first)
         return self._pool(kinds, predicted)
 
     def state(self) -> dict[str, Any]:
@@ -220,22 +222,28 @@ class AlignSelector:
         _, chances = self._drawn(shares, normalised(shares, ratio**_BEFORE), [(1.0, 1.0)])
         self._chances, self._given = chances[:, None], of_class_shares(ratio)
 
-    def _look(self, on_d: np.ndarray, on_v: np.ndarray, sigma_d: float, sigma_v: float) -> None:
+    def _look(
+        self, on_d: np.ndarray, on_v: np.ndarray, sigma_d: float, sigma_v: float, *, branches: bool = True
+    ) -> None:
+        """Take over two tables. ``branches``: whether the steps that follow may be concentrated."""
         assert self._labels is not None
         shares, ratio = self._labels
         within, tilt = table_ratios(on_d, on_v, sigma_d, sigma_v)
         joint = shares[:, None] * within
         joint = (joint / joint.sum()).ravel()
         wanted = normalised(joint, (ratio[:, None] * tilt).ravel())
-        options = [(b.concentration, b.sigma) for b in self.context.plan.branches] or [(1.0, 1.0)]
-        if self._branch is None:
+        options = [(b.concentration, b.sigma) for b in self.context.plan.branches]
+        options = options if branches and options else [(1.0, 1.0)]
+        if not branches:
+            _, chances = self._drawn(joint, wanted, options)
+        elif self._branch is None:
             self._branch, chances = self._drawn(joint, wanted, options)
         else:  # the steps that were charged together stay in their branch
             _, chances = self._drawn(joint, wanted, [options[self._branch]])
         self._chances = chances.reshape(on_d.shape)
         classes_of = class_given_label(on_d, on_v, sigma_d, sigma_v)
         spread = is_spread(on_d, on_v, sigma_d, sigma_v)
-        explains = self.mechanism.correction == "loss" or _explains(classes_of, spread, options[self._branch][0])
+        explains = self.mechanism.correction == "loss" or _explains(classes_of, spread, options[self._branch or 0][0])
         self._given = of_tables(on_d, on_v, sigma_d, sigma_v, classes_of) if explains else None
 
     def _drawn(

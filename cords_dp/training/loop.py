@@ -118,6 +118,9 @@ class PrivateLoader:
     def _check_run(self) -> None:
         privacy = self._run.privacy
         assert privacy is not None
+        if privacy.head_start:
+            fix = "takes steps of its own before the first epoch, and a loop of your own takes all: leave it out"
+            raise ConfigError("privacy.head_start", privacy.head_start, fix)
         if privacy.temperature:
             fix = "nobody can say when a loop of your own has ended, so none is fitted: leave it out"
             raise ConfigError("privacy.temperature", True, fix)
