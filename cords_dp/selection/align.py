@@ -1,9 +1,10 @@
 """`align`: records are drawn, and their labels understood, as the validation set asks, seen through the released model.
 
 GLISTER asks, again and again, which records the validation set wants, seen by today's model. Here a record's *kind* is
-its label and the class that the released model predicts for it. Before training only labels are counted, unless
-a head start on V has made predictions worth something; at each look later, the table of kinds, in D and in V. What D has too little of is drawn more often, what D has too much of less: a
-cut class is a label with too few records, a wrong label is a record whose prediction does not go with it as in V.
+its label and the class that the released model predicts for it. Before training only labels are counted, unless a head
+start on V has made predictions worth something; at each look later, the table of kinds, in D and in V. What D has too
+little of is drawn more often, what D has too much of less: a cut class is a label with too few records, a wrong label
+is a record whose prediction does not go with it as in V.
 
 What is released is a noisy table of D and one of V. All else follows from them:
 
