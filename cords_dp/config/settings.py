@@ -36,7 +36,7 @@ def _accountant(key: str, value: Any) -> Any:
 
 
 def _head_start(key: str, value: Any) -> int | str:
-    return AUTO if value == AUTO else whole(key, value, low=0, high=1000)
+    return AUTO if isinstance(value, str) and value == AUTO else whole(key, value, low=0, high=1000)
 
 
 def _gradient_mode(key: str, value: Any) -> Any:

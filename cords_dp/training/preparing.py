@@ -111,9 +111,9 @@ def planned_records(
     tested = given.test is not None
     n, n_validation, *n_test = sizes_of(data, run)
     plan = run.plan(n, n_validation if validation else 0, *(n_test if tested else ()))
-    _refuse_what_pays_twice(data, plan, tested=tested)
     if plan is not None and tested:
         _refuse_private_test(run, data)
+    _refuse_what_pays_twice(data, plan, tested=tested)
     return data, plan
 
 

@@ -183,8 +183,8 @@ def test_a_likelihood_from_exact_tables_is_found(look, monkeypatch):
         counts = exact[-2][:, 0] + 1.0  # D's table is made before V's
         self._given = of_class_shares(counts / counts.sum() * len(counts))
 
-    def from_predictions(self, on_d, on_v, sigma_d, sigma_v):
-        later(self, on_d, on_v, sigma_d, sigma_v)
+    def from_predictions(self, on_d, on_v, sigma_d, sigma_v, **options):
+        later(self, on_d, on_v, sigma_d, sigma_v, **options)
         self._given = of_tables(exact[-2], on_v, 0.0, sigma_v)
 
     monkeypatch.setattr(Records, "count", remembering)

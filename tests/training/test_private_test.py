@@ -143,7 +143,7 @@ def test_without_one_test_record_only_the_release_changes_and_by_one_at_most(tmp
         found.append((trainer, rows, {k: v.clone() for k, v in trainer.model.state_dict().items()}))
     (one, rows, weights), (other, other_rows, other_weights) = found
     assert all(torch.equal(weights[name], other_weights[name]) for name in weights)
-    assert [len(row.split(",")) for row in rows] == [len(row.split(",")) for row in other_rows]
+    assert len(rows) == len(other_rows)  # which metrics there are follows from the release: noise may hide one
     assert one.plan.fingerprint == other.plan.fingerprint
     distance = np.linalg.norm(one.session.tested.vector - other.session.tested.vector)
     assert 0.1 < distance <= 1 + 1e-9
