@@ -13,6 +13,7 @@ from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, Ledger, gaussian
 from cords_dp.data.record_set import Share
 from cords_dp.errors import ConfigError, MechanismError
 from cords_dp.planning import Release
+from cords_dp.planning.plan import HEAD_START
 from cords_dp.processes import World, current_world
 from cords_dp.selection import Records, SelectionContext
 from cords_dp.selection.releases import Releases
@@ -284,6 +285,34 @@ def fitted(make_config, monkeypatch):
         return kept[rank]["released"].numpy(), weights, len(trainer.session.data.validation), trainer.plan
 
     return together(monkeypatch, 2, work)
+
+
+def test_ranks_take_the_first_steps_together_with_noise_once(make_config, monkeypatch):
+    """Every rank adds up the gradients of its own records of V; all get one sum, whose noise is that of one process."""
+    totals, sums, original = {}, {}, Releases.gaussian
+
+    def noting(self, name, total):
+        found, rank = original(self, name, total), current_world().rank
+        if name == HEAD_START:
+            totals.setdefault(rank, []).append(np.array(total))
+            sums.setdefault(rank, []).append(found)
+        return found
+
+    monkeypatch.setattr(Releases, "gaussian", noting)
+
+    def work(rank):
+        changes = {"privacy": {"head_start": 4, "max_grad_norm": 1.0}, "train_args": {"num_epochs": 2, "seed": 0}}
+        trainer = TrainClassifier(make_config("GLISTERDP", **changes))
+        trainer.show_progress = False
+        trainer.train()
+        return trainer.model.state_dict()["linear.weight"], trainer.plan
+
+    (weights, plan), (same_weights, _) = together(monkeypatch, 2, work)
+    assert torch.equal(weights, same_weights)
+    assert len(sums[0]) == len(sums[1]) == 4
+    np.testing.assert_array_equal(sums[0], sums[1])
+    noise = (np.array(sums[0]) - np.array(totals[0]) - np.array(totals[1])) / plan.sigma_head_start
+    assert stats.kstest(noise.ravel(), "norm").pvalue > 1e-4
 
 
 def test_ranks_release_the_test_set_together_with_noise_once(make_config, monkeypatch):
