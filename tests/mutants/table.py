@@ -129,8 +129,8 @@ _NOISE = [
     ),
     _mutant(
         "noise-for-every-piece", "each piece of a large batch takes a noisy step of its own",
-        ("self.optimizer.add(self._clipped_sums(x[piece], y[piece], weights[piece]))",
-         "self.optimizer.add(self._clipped_sums(x[piece], y[piece], weights[piece])); self.optimizer.step()"),
+        ("            self.optimizer.add(sums)\n",
+         "            self.optimizer.add(sums); self.optimizer.step()\n"),
         ENGINE + "test_noise_is_added_once_however_many_pieces",
     ),
     _mutant(
@@ -845,9 +845,9 @@ _SELECTION = [
     ),
     _mutant(
         "align-by-the-exact-table", "align releases a noisy table and sets chances by the exact one",
-        ("            self._look(on_d, on_v, sigma_d, sigma_v)\n",
+        ("            self._look(on_d, on_v, sigma_d, sigma_v, branches=not first)\n",
          "            exact = self.context.training.count(kinds, self.context.num_classes, groups)\n"
-         "            self._look(exact, on_v, sigma_d, sigma_v)\n"),
+         "            self._look(exact, on_v, sigma_d, sigma_v, branches=not first)\n"),
         REPLAY + "test_equal_releases_give_everyone_else_the_same_place[align]",
     ),
     _mutant(
@@ -1331,7 +1331,7 @@ _TABLES = [
     ),
     _mutant(
         "scales-not-in-the-plan", "training spends the whole budget, and the release before it comes on top",
-        ("entries: list[Entry] = [*self.preparation_entries()]", "entries: list[Entry] = []"),
+        ("entries: list[Entry] = [*self.preparation_entries(), *first]", "entries: list[Entry] = [*first]"),
         SCALING + "test_training_has_what_the_release_leaves",
     ),
     _mutant(
