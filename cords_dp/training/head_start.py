@@ -120,8 +120,15 @@ def _steps_on_validation(session: PrivateSession, releases: Releases) -> np.ndar
     for batch in batches:
         sums = session.engine.clipped_sums(*(part.to(session.run.device) for part in batch))
         noisy = releases.gaussian(HEAD_START, torch.cat([total.flatten() for total in sums]).cpu().numpy())
-        _move_to(model, _flat(model) - rate * torch.from_numpy(noisy))
+        _step(session.engine.optimizer.params, rate * torch.from_numpy(noisy))
     return _flat(model).numpy()
+
+
+@torch.no_grad()
+def _step(weights: list[nn.Parameter], change: Tensor) -> None:
+    """Take the change off the weights, in the order in which the engine adds up their gradients."""
+    for p, part in zip(weights, change.split([p.numel() for p in weights]), strict=True):
+        p.copy_(p.double() - part.to(p.device).view_as(p))
 
 
 def _parts(session: PrivateSession) -> tuple[RecordSet, RecordSet]:
