@@ -244,13 +244,14 @@ class Run:
 
     def planned(self) -> list[Fields]:  # all uses that follow from the schedule: but for those of selections
         plan, epochs = self.plan, [(chosen, rate, n * times) for (_, n, rate, _, chosen), times in self.plan["epochs"]]
-        uses = [_use("D", plan["sigma"], rate, steps) for chosen, rate, steps in epochs if steps and not chosen]
+        sides = [(x, pace) for x, pace in (("D", 1.0), ("V", plan.get("pace", 0.0))) if pace]  # who is in the steps
+        uses = [_use(x, plan["sigma"], r * rate, n) for chosen, rate, n in epochs if n and not chosen for x, r in sides]
         uses += [_use("D", plan["preparation"][2], 1.0, 1)] if plan["preparation"] else []
-        keys = ("T sigma_test", "V sigma_temperature", "V sigma_keeping", "V sigma_head_start")  # once, or n times
+        keys = ("T sigma_test", "V sigma_temperature", "V sigma_head_start")  # once, or n times
         uses += [_use(key[0], plan[key[2:]], 1.0, plan.get(key[8:], 1)) for key in keys if key[2:] in plan]
-        if branched := sum(steps for chosen, _, steps in epochs if chosen):
-            branches = [[_use("D", sigma, rate, branched)["event"]] for _, rate, sigma in plan["branches"]]
-            uses += [{"dataset": "D", "event": {"kind": "branch_maximum", "branches": branches, "count": 1}}]
+        for x, r in sides if (n := sum(steps for chosen, _, steps in epochs if chosen)) else []:
+            branches = [[_use(x, sigma, r * rate, n)["event"]] for _, rate, sigma in plan["branches"]]
+            uses += [{"dataset": x, "event": {"kind": "branch_maximum", "branches": branches, "count": 1}}]
         return uses
 
     def too_low(self) -> list[str]:
@@ -294,8 +295,7 @@ def check_account(path: Path) -> list[Check]:
     """Check an account: the chain, and that what all of its runs hold lies within its total."""
     (header, *records), _ = read_journal(path)
     held: dict[str, Fields] = {}
-    units = {record.get("unit", "record") for record in records}
-    words = [f"{path.name} adds up what records cost and what owners cost"] * (len(units) > 1)
+    words = [f"{path.name} adds up records and owners"] * (len({r.get("unit", "record") for r in records}) > 1)
     for record in records:  # what a run has charged it holds for good, and what cannot be given back
         last, charged = held.get(record["run"], {"entries": []}), record.get("charged", [])
         kept = _counts(charged) | _counts([] if record["refundable"] else last["entries"])

@@ -10,11 +10,12 @@ from cords_dp.config.files import (
     to_plain,
 )
 from cords_dp.config.presets import PAPER_SELECTION, config_for, merge_into, paper_model
-from cords_dp.config.settings import HEAD_START, PrivacySettings, SubsetSettings
+from cords_dp.config.settings import HEAD_START, PACE, PrivacySettings, SubsetSettings
 from cords_dp.config.values import Key, flag, folder, list_of, number, one_of, path, text, whole
 
 __all__ = [
     "HEAD_START",
+    "PACE",
     "PAPER_SELECTION",
     "Key",
     "PrivacySettings",

@@ -15,6 +15,7 @@ from cords_dp.config.values import Key, flag, number, one_of, whole
 from cords_dp.errors import ConfigError
 
 HEAD_START = 10  # steps on V that a run begins with, where that is left to the plan
+PACE = 0.9  # how often V's records come into a step, as a share of the rate of D's, where V's budget allows it
 AUTO = "auto"  # what the plan, the machine or the model decides
 PRIVATE, PUBLIC, UNREAD = "private", "public", "unread"  # what a test set may be
 GRADIENT_MODES = ["linear", "bookkeeping", "ghost", "ew", "hooks", "functorch"]  # and those that are registered
@@ -98,6 +99,11 @@ class PrivacySettings:
         _head_start, 0,
         "where V is read and private: so many first steps on V, which are charged to V alone; `auto`: "
         f"{HEAD_START} where V is large enough for them. 0 for none, as runs were before",
+    ).field()
+    train_on_validation: bool = Key(
+        flag, True,
+        "where V is read and private: its records take part in every step, a little less often than D's, which is "
+        "charged to V alone and leaves D's noise as it is. `False` is how runs were before",
     ).field()
     temperature: bool = Key(
         flag, True,

@@ -33,8 +33,13 @@ def kinds(labels: Tensor, predicted: Tensor, classes: int) -> Tensor:
     return torch.where(labels < 0, labels, labels + classes * predicted.to(labels))
 
 
+def trusted(labels: Tensor, classes: int) -> Tensor:
+    """Write the label of a record of V as a target: it is right, whatever has become of D's labels."""
+    return torch.where(labels < 0, labels, labels + classes * classes)
+
+
 def labels_of(targets: Tensor, classes: int) -> Tensor:
-    """Return the labels in targets made by `kinds`; those of plain targets are the targets themselves."""
+    """Return the labels in targets made by `kinds` or `trusted`; those of plain targets are the targets themselves."""
     return torch.where(targets < 0, targets, targets % classes)
 
 
@@ -43,7 +48,8 @@ class LikelihoodLoss(nn.Module):
 
     With logits z, label o and predicted class ŷ: log Σ_y exp(z_y)·S[y, ŷ] − log Σ_y exp(z_y)·m[y, o]. A function of
     one record and of tables that are set from released values. Its gradient in the logits is the difference of two
-    distributions, so it is at most √2 long, as that of the plain loss. Until tables are set it is the plain loss.
+    distributions, so it is at most √2 long, as that of the plain loss. It is the plain loss for records of V, and for
+    all until tables are set.
     """
 
     def __init__(self, classes: int):
@@ -60,11 +66,12 @@ class LikelihoodLoss(nn.Module):
         labels = labels_of(targets, self.classes)
         if self._given is None or self._drawn is None:
             return F.cross_entropy(logits, labels, reduction="none")
-        known = targets.clamp(min=0)
+        of_v, known = targets >= self.classes**2, targets.clamp(min=0) % self.classes**2
         given, drawn = self._given.to(logits), self._drawn.to(logits)
         seen = torch.logsumexp(logits + given[known % self.classes], dim=1)
         shown = torch.logsumexp(logits + drawn[torch.div(known, self.classes, rounding_mode="floor")], dim=1)
-        return (shown - seen) * (targets >= 0)
+        likelihood = (shown - seen) * (targets >= 0)
+        return torch.where(of_v, F.cross_entropy(logits, labels.clamp(min=0), reduction="none"), likelihood)
 
 
 # What a checkpoint with CORDS' keys holds besides tensors: its "loss". Nothing else may be unpickled.

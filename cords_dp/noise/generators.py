@@ -89,7 +89,7 @@ def noise_source(rng: np.random.Generator, *, secure: bool = False) -> Noise:
 _PUBLIC = ("data", "init")
 _SECRET = (
     "selection", "batches", "noise", "validation", "augmentation", "coins", "global", "preparation", "temperature",
-    "test", "head start", "head start batches", "keeping",
+    "test", "head start", "head start batches", "validation batches",
 )  # fmt: skip
 _ENTROPY_BYTES = 32
 

@@ -156,7 +156,7 @@ def _curve(plan: PrivacyPlan) -> Iterator[tuple[int, float, float]]:
     for stop in stops:
         part = replace(plan, shape=replace(plan.shape, epochs=plan.shape.epochs[:stop]))
         if stop < total:
-            part = replace(part, sigma_temperature=None, sigma_keeping=None)
+            part = replace(part, sigma_temperature=None)
         entries = part.entries()
         on = {side: [e.event for e in entries if e.dataset == side] for side in (TRAINING_DATA, VALIDATION_DATA)}
         yield stop, _rough(on[TRAINING_DATA], plan.delta), _rough(on[VALIDATION_DATA], plan.delta)
@@ -257,7 +257,7 @@ def json_of(budget: Budget) -> dict[str, Any]:
         "sigma_test": plan.sigma_test,
         "sigma_temperature": plan.sigma_temperature,
         "sigma_head_start": plan.sigma_head_start,
-        "sigma_keeping": plan.sigma_keeping,
+        "pace_of_validation": plan.pace,
         "selection_noise": plan.selection_noise,
         "preparation_noise": plan.preparation_noise,
         "branches": [{"concentration": b.concentration, "rate": b.rate, "sigma": b.sigma} for b in plan.branches],
@@ -324,6 +324,8 @@ def _validation_row(plan: PrivacyPlan) -> list[tuple[str, str]]:
         last = "" if sigma is None else f"; a temperature is fitted once, sigma = {sigma:.4f}"
         if plan.sigma_head_start is not None:
             last += f"; the first {plan.head_start} steps are on it, sigma = {plan.sigma_head_start:.4f}"
+        if plan.pace:
+            last += f"; its records come into all other steps, {plan.pace:g} times as often as those of D"
         return [("validation", f"private, sigma_v = {plan.sigma_validation:.4f}{last}")]
     return [("validation", "declared public")] if plan.validation_is_read else []
 

@@ -20,7 +20,7 @@ from cords_dp.accounting import (
 )
 from cords_dp.accounting.composition import GLANCE, ROUGH
 from cords_dp.accounting.events import merge
-from cords_dp.config.settings import AUTO, HEAD_START, PrivacySettings, SubsetSettings
+from cords_dp.config.settings import AUTO, HEAD_START, PACE, PrivacySettings, SubsetSettings
 from cords_dp.errors import AccountingError, ConfigError
 from cords_dp.planning import noise_cache
 from cords_dp.planning.mechanism import Mechanism, SelectionNoise, declared_releases, registered_mechanisms
@@ -88,14 +88,16 @@ def build_plan(
         plan = replace(plan, sigma_test=_calibrate_test(plan))
     if preparation is not None:
         plan = replace(plan, preparation_noise=_calibrate_preparation(plan, preparation))
+    reads = bool(shape.rounds) and privacy.validation == "private" and plan.validation_is_read
     if shape.rounds:
-        if privacy.validation == "private" and plan.validation_is_read:
-            plan = _with_validation(plan)
+        plan = replace(plan, sigma_validation=1.0 if reads else None)  # until it is known: D needs it not
         plan = replace(plan, selection_noise=_calibrate_selection(plan))
     concentrations = mechanism.concentrations(sizes) if mechanism is not None and shape.branched_steps else ()
     if concentrations:
-        return _with_branches(plan, concentrations)
-    return replace(plan, sigma=_calibrate_training(plan))
+        plan = _with_branches(plan, concentrations)
+    else:
+        plan = replace(plan, sigma=_calibrate_training(plan))
+    return _with_validation(plan) if reads else plan
 
 
 def refuse_without_owners(privacy: PrivacySettings, subset: SubsetSettings, mechanism: Mechanism | None) -> None:
@@ -267,9 +269,12 @@ def _calibrate_selection(plan: PrivacyPlan) -> float:
 
 
 def _with_validation(plan: PrivacyPlan) -> PrivacyPlan:
-    """Calibrate all that a run releases of V. Few records give no direction to steps: without a number, none then."""
+    """Calibrate all that a run releases of V, whose part in the steps follows from the noise that D needs.
+
+    Few records give no direction to first steps: without a number, there are none then.
+    """
     steps = plan.privacy.head_start
-    plan = replace(plan, head_start=HEAD_START if steps == AUTO else int(steps))
+    plan = replace(plan, head_start=HEAD_START if steps == AUTO else int(steps), pace=_pace(plan))
     sigma = _calibrate_validation(plan)
     first = _head_start_noise(plan, sigma)
     if steps == AUTO and first is not None and plan.shape.n_validation < _ENOUGH * first:
@@ -280,7 +285,6 @@ def _with_validation(plan: PrivacyPlan) -> PrivacyPlan:
         sigma_validation=sigma,
         sigma_temperature=_temperature_noise(plan, sigma),
         sigma_head_start=first,
-        sigma_keeping=_keeping_noise(plan, sigma),
     )
 
 
@@ -304,18 +308,35 @@ def _calibrate_validation(plan: PrivacyPlan) -> float:
     return given
 
 
+_PACES = (PACE, 0.75, 0.5)
+_FOR_STEPS = 0.97  # of ε on V: what its part in the steps may cost by itself
 _LESS_FOR_TEMPERATURE = 10
-_MORE_FOR_HEAD_START, _MORE_FOR_KEEPING = 4, 3
 _ENOUGH = 100  # records of V to a deviation of a step's noise, from which on its sum says where to go
 
 
 def validation_events(plan: PrivacyPlan, sigma: float) -> list[Event]:
-    """List what a run would charge to V at this noise multiplier: selections, the first steps, a temperature's fit."""
-    first = _head_start_noise(plan, sigma)
-    besides = [] if first is None else [gaussian(first, plan.head_start)]
-    once = (_temperature_noise(plan, sigma), _keeping_noise(plan, sigma))
-    besides += [gaussian(noise) for noise in once if noise is not None]
-    return [*_selections_on_validation(plan, sigma), *besides]
+    """List what a run would charge to V at this noise multiplier of its selections; the steps' own follow from it."""
+    first, last = _head_start_noise(plan, sigma), _temperature_noise(plan, sigma)
+    once = [] if first is None else [gaussian(first, plan.head_start)]
+    once += [] if last is None else [gaussian(last)]
+    return [*_selections_on_validation(plan, sigma), *once, *_steps_on_validation(plan)]
+
+
+def _steps_on_validation(plan: PrivacyPlan) -> list[Event]:
+    """List what V's part in the steps is charged, by the noise that D needs."""
+    entries = (entry for _, steps in plan.entries_by_epoch() for entry in steps)
+    return [entry.event for entry in entries if entry.dataset == VALIDATION_DATA]
+
+
+def _pace(plan: PrivacyPlan) -> float:
+    """Return the highest pace at which V's part in the steps leaves something of its ε for the rest."""
+    if not plan.privacy.train_on_validation:
+        return 0.0
+    for pace in _PACES:
+        events = _steps_on_validation(replace(plan, pace=pace))
+        if epsilon_bound(events, plan.delta, ROUGH).epsilon <= _FOR_STEPS * plan.privacy.epsilon:
+            return pace
+    return 0.0
 
 
 def _temperature_noise(plan: PrivacyPlan, sigma: float) -> float | None:
@@ -330,19 +351,11 @@ def _temperature_noise(plan: PrivacyPlan, sigma: float) -> float | None:
 
 
 def _head_start_noise(plan: PrivacyPlan, sigma: float) -> float | None:
-    """Return the noise multiplier of a step on V: all of them cost four times as much as all selections do on V."""
+    """Return the noise multiplier of a step on V alone: all of them cost as much as all selections do on V."""
     if not plan.head_start:
         return None
     uses = sum(event.count for event in _selections_on_validation(plan, sigma))
-    return sigma * math.sqrt(plan.head_start / (_MORE_FOR_HEAD_START * uses))
-
-
-def _keeping_noise(plan: PrivacyPlan, sigma: float) -> float | None:
-    """Return the noise multiplier of the choice of a share: it costs three times as much as all selections do on V."""
-    if not plan.head_start:
-        return None
-    uses = sum(event.count for event in _selections_on_validation(plan, sigma))
-    return sigma * math.sqrt(1 / (_MORE_FOR_KEEPING * uses))
+    return sigma * math.sqrt(plan.head_start / uses)
 
 
 def _selections_on_validation(plan: PrivacyPlan, sigma: float) -> list[Event]:

@@ -6,7 +6,7 @@ take their numbers from it, so they cannot disagree. It holds public values only
 Released by a run, with its model: each DP-SGD step (a Poisson-subsampled Gaussian (q, σ), sensitivity C,
 charged to D), what the mechanism's `releases` list, charged to D or to V, what a source fits on D (`preparation`), and
 where V is read the first steps, on V itself (`head_start_releases`), and what a temperature is fitted by when the run
-ends (`temperature_releases`), charged to V.
+ends (`temperature_releases`), charged to V. Where V takes part in the steps, each of them is an event on V as well.
 
 Where the test set T is private: one Gaussian release when the run ends, charged to T (`test_releases`), from which all
 numbers follow that the run tells of it. It reads T and the released model. D, V and T have no record in common, so each
@@ -22,8 +22,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -56,11 +57,15 @@ from cords_dp.planning.schedule import (
 )
 
 # Names of releases, and of their files in the archive of released values.
-TEST_RELEASE, TEMPERATURE_RELEASE, HEAD_START, KEEPING = "test", "temperature", "head start", "keeping"
-KEPT = (0.0, 0.5, 0.75, 0.9)  # shares of a head start that the model may keep
+TEST_RELEASE, TEMPERATURE_RELEASE, HEAD_START = "test", "temperature", "head start"
 # Keys of ``privacy`` that change how fast a run is, or where files lie, and nothing about what it releases. Of a
-# temperature and of a head start the plan has the noise.
-_UNPLANNED = frozenset({"grad_sample_mode", "max_physical_batch_size", "account", "temperature", "head_start"})
+# temperature and of a head start the plan has the noise, of V's part in the steps the pace.
+_UNPLANNED = frozenset(
+    {
+        *("grad_sample_mode", "max_physical_batch_size", "account"),
+        *("temperature", "head_start", "train_on_validation"),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -72,8 +77,8 @@ class PrivacyPlan:
     preparation, preparation_noise: what is released of D before training, and its noise multiplier.
     sigma_test: the noise multiplier of the one release on T, where T is private. sigma_temperature: that of the one
         on V by which a temperature is fitted, where V is private and read. head_start, sigma_head_start: the first
-        steps, on V, and the noise multiplier of each, where a run takes such. sigma_keeping: that of the counts by
-        which V says how much of them to keep.
+        steps, on V, and the noise multiplier of each, where a run takes such. pace: how often a record of V comes into
+        a step, as a share of the rate of D's; 0 where V takes no part in the steps.
     """
 
     shape: Shape
@@ -91,7 +96,7 @@ class PrivacyPlan:
     sigma_temperature: float | None = None
     head_start: int = 0
     sigma_head_start: float | None = None
-    sigma_keeping: float | None = None
+    pace: float = 0.0
 
     @property
     def fingerprint(self) -> str:
@@ -113,8 +118,8 @@ class PrivacyPlan:
         tested = {} if self.sigma_test is None else {"sigma_test": self.sigma_test}
         fitted = {} if self.sigma_temperature is None else {"sigma_temperature": self.sigma_temperature}
         sigma = self.sigma_head_start
-        noises = {"sigma_head_start": sigma, "sigma_keeping": self.sigma_keeping}
-        started = {} if sigma is None else {"head_start": self.head_start, **noises}
+        started = {} if sigma is None else {"head_start": self.head_start, "sigma_head_start": sigma}
+        started |= {"pace": self.pace} if self.pace else {}
         return {
             "strategy": shape.strategy,
             "sizes": {**sizes, "n_test": shape.n_test} if tested else sizes,
@@ -175,14 +180,32 @@ class PrivacyPlan:
     def branch_count(self) -> int:
         return len(self.branches)
 
-    def step_event(self, epoch: EpochPlan) -> PoissonGaussian:
-        """Return the event of an epoch's steps, if the epoch is not branched."""
-        return PoissonGaussian(sigma=self.sigma, rate=epoch.rate, count=epoch.steps)
+    def step_event(self, epoch: EpochPlan, pace: float = 1.0) -> PoissonGaussian:
+        """Return the event of an epoch's steps, if the epoch is not branched: on D, or at V's pace on V."""
+        return PoissonGaussian(sigma=self.sigma, rate=pace * epoch.rate, count=epoch.steps)
 
-    def branch_event(self) -> BranchMaximum:
+    def branch_event(self, pace: float = 1.0) -> BranchMaximum:
         """Return the event of all steps of the branched epochs together, whichever branch they take."""
         steps = self.shape.branched_steps
-        return BranchMaximum(tuple((PoissonGaussian(b.sigma, b.rate, steps),) for b in self.branches))
+        return BranchMaximum(tuple((PoissonGaussian(b.sigma, pace * b.rate, steps),) for b in self.branches))
+
+    @property
+    def paces(self) -> dict[str, float]:
+        """How often records of each set come into a step, as a share of the rate of D's; those that take part."""
+        return {TRAINING_DATA: 1.0, VALIDATION_DATA: self.pace} if self.pace else {TRAINING_DATA: 1.0}
+
+    def step_entries(self, epoch: EpochPlan) -> tuple[Entry, ...]:
+        """List what the steps of an epoch charge; of branched epochs, what those of all of them charge together."""
+        phases = {TRAINING_DATA: epoch.phase, VALIDATION_DATA: VALIDATION}
+        event = self.branch_event if epoch.branched else partial(self.step_event, epoch)
+        return tuple(Entry(dataset, phases[dataset], event(pace)) for dataset, pace in self.paces.items())
+
+    def entries_by_epoch(self) -> Iterator[tuple[EpochPlan, tuple[Entry, ...]]]:
+        """Yield each epoch and what is charged with its first step: branched epochs are charged with the first."""
+        chosen = False
+        for epoch in self.shape.epochs:
+            yield epoch, self.step_entries(epoch) if epoch.steps and not (epoch.branched and chosen) else ()
+            chosen = chosen or (epoch.branched and epoch.steps > 0)
 
     def releases(self) -> tuple[Release, ...]:
         """List what one selection releases."""
@@ -221,19 +244,12 @@ class PrivacyPlan:
         words = f"gradients of the first steps; {clip:g} (clip norm)"
         return (Release(HEAD_START, VALIDATION_DATA, event, clip, words),)
 
-    def keeping_releases(self) -> tuple[Release, ...]:
-        """List what is released of V, when the run ends, to choose how much of the head start to keep."""
-        if self.sigma_keeping is None:
-            return ()
-        words = f"counts of right predictions; {math.sqrt(len(KEPT)):.3g} (one for each of {len(KEPT)} shares)"
-        return (Release(KEEPING, VALIDATION_DATA, gaussian(self.sigma_keeping), math.sqrt(len(KEPT)), words),)
-
     def temperature_releases(self) -> tuple[Release, ...]:
         """List what is released of V once, at the model that a run ends with; free of charge where V is public."""
         if self.noiseless or not self.fits_temperature:
             return ()
         event = None if self.sigma_temperature is None else gaussian(self.sigma_temperature)
-        words = "1 (by how much each temperature changes a record's log loss, all of them together)"
+        words = "1 (changes of a record's log loss with the temperature)"
         return (Release(TEMPERATURE_RELEASE, VALIDATION_DATA, event, 1.0, words),)
 
     def selection_entries(self) -> tuple[Entry, ...]:
@@ -247,14 +263,9 @@ class PrivacyPlan:
         selection = self.selection_entries() if self.shape.rounds else ()
         first = [Entry(r.dataset, r.phase, r.event) for r in self.head_start_releases() if r.event is not None]
         entries: list[Entry] = [*self.preparation_entries(), *first]
-        for epoch in self.shape.epochs:
-            if epoch.selects:
-                entries += selection
-            if epoch.steps and not epoch.branched:
-                entries.append(Entry(TRAINING_DATA, epoch.phase, self.step_event(epoch)))
-        if self.shape.branched_steps:
-            entries.append(Entry(TRAINING_DATA, TRAINING, self.branch_event()))
-        last = (*self.keeping_releases(), *self.temperature_releases(), *self.test_releases())
+        for epoch, steps in self.entries_by_epoch():
+            entries += (*(selection if epoch.selects else ()), *steps)
+        last = (*self.temperature_releases(), *self.test_releases())
         entries += [Entry(r.dataset, r.phase, r.event) for r in last if r.event is not None]
         return tuple(entries)
 

@@ -24,7 +24,7 @@ from cords_dp.planning.guarantee import (
     unprotected,
 )
 from cords_dp.planning.plan import PrivacyPlan, before_amplification
-from cords_dp.planning.schedule import TRAINING
+from cords_dp.planning.schedule import TRAINING, VALIDATION
 from cords_dp.planning.statement_page import about_rows, other_totals, statement_page
 
 STATEMENT = ("privacy.json", "privacy.md", "privacy.html")
@@ -378,21 +378,21 @@ def mechanism_rows(plan: PrivacyPlan) -> list[dict[str, Any]]:
             add(release.phase, release.event, release.description, plan.shape.rounds)
     for release in (
         *plan.head_start_releases(),
-        *plan.keeping_releases(),
         *plan.temperature_releases(),
         *plan.test_releases(),
     ):
         if release.event is not None:
             add(release.phase, release.event, release.description, 1)
+    clip = f"{plan.privacy.max_grad_norm:g} (clip norm)"
     for epoch in plan.shape.epochs:
         if epoch.steps and not epoch.branched:
-            add(epoch.phase, plan.step_event(epoch), f"{plan.privacy.max_grad_norm:g} (clip norm)", 1)
+            add(epoch.phase, plan.step_event(epoch), clip, 1)
     if plan.branches:
-        options = ", or ".join(f"sigma {b.sigma:.6g}, rate {b.rate:.6g}" for b in plan.branches)
-        parameters = f"{options}, sensitivity: {plan.privacy.max_grad_norm:g} (clip norm)"
-        rows[(TRAINING, "Poisson-subsampled Gaussian, one of several as a release advises", parameters)] = (
-            plan.shape.branched_steps
-        )
+        options = ", or ".join(f"sigma {b.sigma:.4g}, rate {b.rate:.4g}" for b in plan.branches)
+        name = "Poisson-subsampled Gaussian, one of several as a release advises"
+        rows[(TRAINING, name, f"{options}, sensitivity: {clip}")] = plan.shape.branched_steps
+    if plan.pace:
+        rows[(VALIDATION, "the same steps", f"{plan.pace:g} times their rates")] = plan.shape.steps
     return [
         {"phase": phase, "mechanism": name, "parameters": parameters, "count": count}
         for (phase, name, parameters), count in rows.items()
@@ -402,8 +402,9 @@ def mechanism_rows(plan: PrivacyPlan) -> list[dict[str, Any]]:
 def _describe_event(event: Event) -> tuple[str, str, int]:
     fields = to_dict(event)
     kind, count = fields.pop("kind"), fields.pop("count", 1)
-    parameters = ", ".join(f"{key} {value:.6g}" for key, value in fields.items() if isinstance(value, (int, float)))
     plain = kind == "poisson_gaussian" and fields["rate"] == 1
+    told = {key: value for key, value in fields.items() if not (plain and key == "rate")}
+    parameters = ", ".join(f"{key} {value:.6g}" for key, value in told.items() if isinstance(value, (int, float)))
     return "Gaussian" if plain else _EVENT_NAMES.get(kind, kind.replace("_", " ")), parameters, count
 
 

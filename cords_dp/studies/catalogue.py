@@ -11,7 +11,7 @@ from typing import Any
 
 from dotmap import DotMap
 
-from cords_dp.config import HEAD_START, PAPER_SELECTION, apply_override, config_for, merge_into, paper_model
+from cords_dp.config import HEAD_START, PACE, PAPER_SELECTION, apply_override, config_for, merge_into, paper_model
 from cords_dp.errors import ConfigError
 from cords_dp.runs.jobs import Job, Work, execute
 from cords_dp.studies.paper import FRACTIONS
@@ -90,7 +90,6 @@ _USUAL = tuple(m for m in METHODS if m not in _ALSO)
 _EQUAL = "FullDP, equal compute"
 _WHOLE = ("FullDP", *_USING_V)  # does not depend on the share of the records
 _READ_NO_VALIDATION = ("FullDP", "RandomDP")  # they train on all records, unless V is set apart
-_STEPPED_ON = 0.8  # the share of V that a head start's steps are on
 
 
 @dataclass(frozen=True)
@@ -426,8 +425,8 @@ def _config(
     if split is not None:
         config["privacy"]["split"] = split
     if chosen.strategy == "FullDP" and share < 1 and experiment.validation_apart:
-        passes = HEAD_START * _STEPPED_ON if config["privacy"].get("head_start") else 0.0  # over V, by GLISTERDP
-        more = passes * _SPLIT_OFF / (1 - _SPLIT_OFF) / config["train_args"]["num_epochs"]
+        passes = HEAD_START if config["privacy"].get("head_start") else 0  # over V, by GLISTERDP
+        more = (passes / config["train_args"]["num_epochs"] + share * PACE) * _SPLIT_OFF / (1 - _SPLIT_OFF)
         config["dss_args"]["compute_fraction"] = min(1.0, share + more)
     return DotMap(config)
 

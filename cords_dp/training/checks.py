@@ -35,6 +35,20 @@ def check_temperature(config: Mapping[str, Any], strategy: Strategy, mechanism: 
         raise ConfigError("privacy.temperature", True, fix)
 
 
+def check_train_on_validation(
+    config: Mapping[str, Any], privacy: PrivacySettings | None, mechanism: Mechanism | None
+) -> None:
+    """Refuse a part in the steps, where it is asked for, of a V that is not read or has no budget of its own."""
+    if privacy is None or not config["privacy"].get("train_on_validation"):
+        return
+    if not (mechanism and mechanism.reads_validation):
+        fix = "is for strategies that read a validation set; all others train on its records anyway: leave it out"
+        raise ConfigError("privacy.train_on_validation", True, fix)
+    if privacy.validation != "private":
+        fix = "charges V's own budget, and this validation set is public: leave it out, or add its records to D"
+        raise ConfigError("privacy.train_on_validation", True, fix)
+
+
 def check_head_start(privacy: PrivacySettings | None, strategy: Strategy, mechanism: Mechanism | None) -> None:
     """Refuse first steps on a V that the strategy does not read, or that has no budget of its own."""
     if privacy is None or privacy.head_start in (0, AUTO):

@@ -44,7 +44,7 @@ def build_engine(session: PrivateSession, model: nn.Module) -> PlainEngine | Pri
         max_physical_batch_size=privacy.max_physical_batch_size,
         views=views,
         by_owner=privacy.unit == "owner",
-        most_at_once=plan.shape.n_validation if plan.sigma_head_start is not None else 0,
+        most_at_once=plan.shape.n_validation + plan.shape.batch_size if plan.validation_is_read else 0,
         world=session.world,
     )
 

@@ -1,10 +1,8 @@
 """Takes a run's first steps on V, before it reads a gradient of D: V has a budget of its own, and right labels.
 
-A few steps on all of V, a record of which is in every one of them, give a model that speaks for V's world. Every look
-of a selection then sees D through a model that knows the classes which D lacks or mislabels, and D's steps continue
-from there. When the run ends, V says how much of the head start the model keeps: where D's labels can be trusted
-nothing, where they are mostly wrong most of it (weights are averaged, as of networks that were tuned on other data).
-A fifth of V says so, on which no step was taken: the model knows the rest too well.
+A few steps on all of V, a record of which is in every one of them, give a model that speaks for V's world. The first
+look of a selection then sees D through a model that knows the classes which D lacks or mislabels, and D's steps, in
+which V takes part as well (`privacy.train_on_validation`), continue from there.
 
 Formal guarantee
 ----------------
@@ -17,9 +15,6 @@ where that is the unit). All of them are one entry, charged to V before the firs
 - They are taken once a run (`released_once`): a run that was killed in between takes them anew under the charge that it
   had made, whose outcome nobody has seen; one that is resumed has the weights that it had.
 - The learning rate is a function of public numbers.
-- Released when the run ends: how many of V's records the model predicts rightly at each of the shares of `KEPT`, by the
-  Gaussian mechanism of another event on V. A record's part has a 1 or a 0 for each share, so it is at most √shares
-  long, which is the sensitivity; the records of one owner have that together. The chosen share is post-processing.
 
 Several processes add up the sums over their parts of V; rank 0 alone adds the noise.
 """
@@ -33,8 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from cords_dp.accounting import VALIDATION_DATA
-from cords_dp.data.record_set import RecordSet
-from cords_dp.planning.plan import HEAD_START, KEEPING, KEPT
+from cords_dp.planning.plan import HEAD_START
 from cords_dp.selection.pool import Pool
 from cords_dp.selection.releases import Releases
 from cords_dp.training.optim import head_start_rate
@@ -44,10 +38,6 @@ from cords_dp.training.step import PrivateEngine
 
 if TYPE_CHECKING:
     from cords_dp.training.private_session import PrivateSession
-
-
-_SURE = 2.0  # deviations of its noise by which a share has to be better than a smaller one
-_HELD = 5  # one record or owner of V in so many takes no part in the steps, and says how much of them is kept
 
 
 def take_head_start(session: PrivateSession) -> None:
@@ -70,42 +60,10 @@ def head_start_weights(session: PrivateSession) -> Tensor:
     return found["released"]
 
 
-def keep_of_head_start(session: PrivateSession, model: nn.Module) -> None:
-    """Move the model that the steps have led to towards the head start, by the share at which V is predicted best."""
-    plan = session.plan
-    start, end = head_start_weights(session), _flat(model)
-    records = session.records(_parts(session)[1], model)
-
-    def right(share: float) -> float:
-        _move_to(model, (1 - share) * end + share * start)
-        weights = {name: value.clone() for name, value in model.state_dict().items()}
-        labels, predicted = records.kinds(weights, session.data.num_classes)
-        return float(records.masses[(labels >= 0) & (labels == predicted)].sum())
-
-    found = released_once(
-        KEEPING,
-        plan.keeping_releases(),
-        lambda releases: releases.gaussian(KEEPING, np.array([right(share) for share in KEPT])),
-        plan=plan,
-        ledger=session.ledger,
-        generators={VALIDATION_DATA: session.streams.numpy("keeping")},
-        world=session.world,
-    )
-    assert plan.sigma_keeping is not None
-    share = best_share(found["released"].numpy(), plan.sigma_keeping * len(KEPT) ** 0.5)
-    session.logger.info("Share of the head start that the model keeps: %g.", share)
-    _move_to(model, (1 - share) * end + share * start)
-
-
-def best_share(right: np.ndarray, deviation: float) -> float:
-    """Return the share with the largest noisy count; the smallest of those that noise does not tell from it."""
-    return float(KEPT[int(np.flatnonzero(right >= right.max() - _SURE * deviation)[0])])
-
-
 def _steps_on_validation(session: PrivateSession, releases: Releases) -> np.ndarray:
     """Return the weights that the steps lead to, one after the other in one vector."""
-    plan, model, data = session.plan, session.model, _parts(session)[0]
-    size = plan.shape.n_validation - plan.shape.n_validation // _HELD
+    plan, model, data = session.plan, session.model, session.data.validation
+    size = plan.shape.n_validation
     rate = head_start_rate(session.run, plan, model, size) / size
     assert isinstance(session.engine, PrivateEngine)
     batches = poisson_batches(
@@ -129,15 +87,6 @@ def _step(weights: list[nn.Parameter], change: Tensor) -> None:
     """Take the change off the weights, in the order in which the engine adds up their gradients."""
     for p, part in zip(weights, change.split([p.numel() for p in weights]), strict=True):
         p.copy_(p.double() - part.to(p.device).view_as(p))
-
-
-def _parts(session: PrivateSession) -> tuple[RecordSet, RecordSet]:
-    """Part V, by the places of its records or the numbers of its owners: for the steps, and for the choice."""
-    data = session.data.validation
-    units = np.arange(len(data)) if data.owners is None else data.owners.codes
-    count = len(data) if data.owners is None else data.owners.count
-    held = units >= count - count // _HELD
-    return data.at(np.flatnonzero(~held)), data.at(np.flatnonzero(held))
 
 
 def _flat(model: nn.Module) -> Tensor:

@@ -289,7 +289,7 @@ def _config(strategy: str, dss_args: Mapping[str, Any], privacy: Mapping[str, An
         "optimizer": {"type": "sgd", "lr": dss_args.get("eta") or 0.01},
         "dss_args": {**own, "type": strategy},
         "train_args": {"num_epochs": epochs},
-        "privacy": {"temperature": False, **privacy},
+        "privacy": {"temperature": False, "train_on_validation": False, **privacy},
     }
 
 

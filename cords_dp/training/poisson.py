@@ -59,6 +59,11 @@ def poisson_batches(
             yield x, y, w * torch.from_numpy(whose.masses.astype(np.float32)), torch.from_numpy(whose.owners)
 
 
+def joined(first: Batch, second: Batch) -> Batch:
+    """Join two batches to one, for a step whose sum is that of both; owners must not be in both."""
+    return tuple(torch.cat([a, b.to(a.dtype)]) for a, b in zip(first, second, strict=True))  # type: ignore[return-value]
+
+
 def owners_of(dataset: Dataset, pool: Pool) -> np.ndarray:
     """Say whose each record of a pool is."""
     owners = getattr(dataset, "owners", None)

@@ -37,7 +37,7 @@ from cords_dp.data.record_set import RecordSet, Splits
 from cords_dp.data.sources.base import find_source
 from cords_dp.errors import MechanismError
 from cords_dp.evaluation.released import ReleasedTest
-from cords_dp.models.losses import LikelihoodLoss, labels_of
+from cords_dp.models.losses import LikelihoodLoss, labels_of, trusted
 from cords_dp.noise.generators import noise_source, seed_global_generators
 from cords_dp.planning import Cost, PrivacyPlan
 from cords_dp.processes import World
@@ -46,7 +46,7 @@ from cords_dp.selection.pool import Pool, checked_pool, drawn_by_level
 from cords_dp.selection.session import Selections
 from cords_dp.training.engine import build_engine, made_up_batch
 from cords_dp.training.gradients import refuse_mixing
-from cords_dp.training.head_start import keep_of_head_start, take_head_start
+from cords_dp.training.head_start import take_head_start
 from cords_dp.training.opening import (
     bound_files,
     digests_of,
@@ -59,7 +59,7 @@ from cords_dp.training.opening import (
     run_id,
 )
 from cords_dp.training.optim import WeightAverage, branch_rate_factor, scale_learning_rate
-from cords_dp.training.poisson import Batch, poisson_batches
+from cords_dp.training.poisson import Batch, joined, poisson_batches
 from cords_dp.training.private_test import released_test
 from cords_dp.training.released_once import released_fit
 from cords_dp.training.run import Run
@@ -152,13 +152,14 @@ class PrivateSession(Session):
         plan = self.plan
         super().equip(loss, optimizer, scheduler)
         self.training_loss = self._with_likelihood(loss)
-        self._twin = copy.deepcopy(self.model) if plan.fits_temperature or plan.sigma_keeping else None
+        self._twin = copy.deepcopy(self.model) if plan.fits_temperature else None
         if plan.privacy.ema_decay:
             self.average = WeightAverage(self.model, plan.privacy.ema_decay)
         coins = self.streams.numpy("coins", rank=self.world.rank)  # each process tosses for its own records
         built = self._built_strategy(coins, self._selections(coins))
         self.source = built if hasattr(built, "pool") else _ConstantPool(built)
         self._coins = self.streams.numpy("batches", rank=self.world.rank)
+        self._coins_of_v = self.streams.numpy("validation batches", rank=self.world.rank)
         noise = noise_source(self.streams.numpy("noise"), secure=plan.privacy.secure_noise)
         self.steps = ChargedSteps(self.ledger, noise)
         self.engine = build_engine(self, self.model if stepped is None else stepped)
@@ -201,10 +202,7 @@ class PrivateSession(Session):
     def calibrate(self) -> None:
         if self._twin is not None and self.calibrated is None:
             self._twin.load_state_dict(self.released.state_dict())
-            if self.plan.sigma_keeping is not None:
-                keep_of_head_start(self, self._twin)
-            if self.plan.fits_temperature:
-                divide_by_temperature(self, self._twin)
+            divide_by_temperature(self, self._twin)
             self.calibrated = self._twin
 
     def release_test(self) -> ReleasedTest | None:
@@ -234,7 +232,26 @@ class PrivateSession(Session):
         if isinstance(self.engine, PrivateEngine):
             self.engine.set_noise_multiplier(sigma)  # a branch before it may have left other noise behind
             self.steps.begin(plan, planned)
-        yield from self.drawn(self._take_likelihood(pool), rate=rate, steps=planned.steps)
+        paces, steps = plan.paces, planned.steps
+        batches = self.drawn(self._take_likelihood(pool), rate=rate, steps=steps)
+        if VALIDATION_DATA in paces:
+            slowest = min(plan.branches, key=lambda b: b.sigma).rate if pool.levels is not None else rate
+            batches = map(self._with_validation, batches, self._drawn_of_v(paces[VALIDATION_DATA] * slowest, steps))
+        yield from batches
+
+    def _drawn_of_v(self, rate: float, steps: int) -> Iterator[Batch]:
+        """Draw batches of V's records, all of which take part alike, by coins that nothing else uses."""
+        v, cap = self.data.validation, self.plan.privacy.records_per_owner
+        everyone = Pool.everything(len(v)).as_own()
+        return poisson_batches(v, everyone, rate=rate, steps=steps, rng=self._coins_of_v, records_per_owner=cap)
+
+    def _with_validation(self, of_d: Batch, of_v: Batch) -> Batch:
+        """Join what was drawn of D and of V to one batch. V's labels are right, and its owners are others than D's."""
+        x, y, weights, *owners = of_v
+        y = trusted(y, self.data.num_classes) if isinstance(self.training_loss, LikelihoodLoss) else y
+        if self.data.train.owners is not None:
+            return joined(of_d, (x, y, weights, owners[0] + self.data.train.owners.count))
+        return joined(of_d, (x, y, weights))
 
     def _begin_on_validation(self) -> None:
         if self.plan.sigma_head_start is None:

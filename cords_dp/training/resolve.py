@@ -35,6 +35,7 @@ from cords_dp.training.checks import (
     check_reports,
     check_subset,
     check_temperature,
+    check_train_on_validation,
     notes_on,
     unused_keys,
 )
@@ -132,6 +133,7 @@ def examine(cfg: Mapping[str, Any], *, own_data: bool, own_model: bool) -> tuple
             unused = unused_keys(config, strategy, mechanism)
             check_temperature(config, strategy, mechanism)
             check_head_start(privacy, strategy, mechanism)
+            check_train_on_validation(config, privacy, mechanism)
     config["dataset"] = _with_test(config["dataset"], privacy, own=source is not None and not source.published)
     with problems.noted():
         check_reports(config, privacy)

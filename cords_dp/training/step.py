@@ -53,7 +53,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 
-from cords_dp.accounting import TRAINING_DATA, Ledger
+from cords_dp.accounting import Ledger
 from cords_dp.errors import MechanismError, UnsupportedModelError
 from cords_dp.models.unchanged import refuse_changes, state_of
 from cords_dp.noise.clipping import rounding_slack, sum_slack
@@ -318,18 +318,17 @@ class ChargedSteps:
         self._left, self._inside = 0, False
 
     def begin(self, plan: PrivacyPlan, epoch: EpochPlan) -> None:
-        """Pay for the steps of an epoch. Steps that are left of an earlier one are forgone.
+        """Pay for the steps of an epoch, on D and, where it takes part, on V. Steps left of an earlier one are forgone.
 
         The steps of all branched epochs are one event, charged when the first of them begins; which of them have begun
         is on record, so that a run that resumes does not take more.
         """
         self._left = 0
-        if not epoch.branched:
-            self._ledger.charge(TRAINING_DATA, epoch.phase, plan.step_event(epoch))
-        else:
-            event = plan.branch_event()
-            if event.with_count(1) not in [e.with_count(1) for e in self._ledger.events(TRAINING_DATA)]:
-                self._ledger.charge(TRAINING_DATA, epoch.phase, event)
+        for entry in plan.step_entries(epoch):
+            known = [event.with_count(1) for event in self._ledger.events(entry.dataset)]
+            if not (epoch.branched and entry.event.with_count(1) in known):
+                self._ledger.charge(entry.dataset, entry.phase, entry.event)
+        if epoch.branched:
             self._ledger.begin_steps(epoch.steps, plan.shape.branched_steps)
         self._left = epoch.steps
 

@@ -180,7 +180,7 @@ def build_tuning_plan(
 ) -> TuningPlan:
     """Calibrate the noise of a trial, and of its score, so that the whole tuning meets ``privacy``'s (ε, δ)."""
     _check(privacy)
-    base = replace(privacy, accountant="rdp", account=None)
+    base = replace(privacy, accountant="rdp", account=None, train_on_validation=False, head_start=0)
     draft = plan_with(base)
     _check_validation(draft)
 

@@ -199,15 +199,16 @@ _DECIDE_FEATURES = frozenset({"model.architecture", "model.features", "model.wei
 
 
 def keeping_validation(config: Mapping[str, Any]) -> DotMap:
-    """Copy the config so that V is split off whatever the strategy reads: trials are scored on V.
+    """Copy the config so that V is split off whatever the strategy reads: trials are scored on V, so none trains on it.
 
     A private test set is kept apart: each trial would release of it, and the choice depends on V alone.
     """
     run = resolve(with_settings(config, {}), plan=False)
-    apart = {"dataset.test": UNREAD} if run.test == PRIVATE else {}
-    return with_settings(
-        config, {**apart, **({"dataset.validation_fraction": VALIDATION_FRACTION} if run.whole else {})}
-    )
+    apart: dict[str, Any] = {"dataset.test": UNREAD} if run.test == PRIVATE else {}
+    apart |= {"dataset.validation_fraction": VALIDATION_FRACTION} if run.whole else {}
+    steps = {"privacy.train_on_validation": False, "privacy.head_start": 0}
+    unseen = steps if run.mechanism is not None and run.mechanism.reads_validation else {}
+    return with_settings(config, {**apart, **unseen})
 
 
 def config_of_trial(config: Mapping[str, Any], settings: Mapping[str, Any]) -> DotMap:

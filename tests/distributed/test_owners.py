@@ -29,11 +29,13 @@ def handed_over():
     return {"trainset": made(len(WHOSE)), "validset": made(20), "testset": made(10), "num_cls": 2, "owners": names}
 
 
-def trained(make_config, strategy, cap, **changes):
+def trained(make_config, strategy, cap, *, of_v=True, **changes):
     fixed = {
         "model": {"architecture": "LogisticRegNet", "input_dim": 3, "numclasses": 2}, "optimizer": {"lr": 0.1},
         "privacy": {"records_per_owner": cap, "delta": 1e-3, "reproducible_noise": True, "accountant": "rdp"},
     }  # fmt: skip
+    if not of_v:
+        fixed["privacy"]["train_on_validation"] = False
     trainer = TrainClassifier(make_config(strategy, "synthetic", **fixed, **changes))
     trainer.show_progress = False
     trainer.train(**handed_over())
@@ -78,7 +80,8 @@ def test_three_processes_release_what_one_does(make_config, monkeypatch, mechani
         changes["dss_args"] = {"mechanism": mechanism, "fraction": 1.0}
 
     def run(_rank=0):
-        return trained(make_config, "FullDP" if mechanism is None else "GLISTERDP", 5, **changes)
+        strategy = "FullDP" if mechanism is None else "GLISTERDP"
+        return trained(make_config, strategy, 5, of_v=False, **changes)  # V's coins are of chances below one
 
     def weights(trainer):
         return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])

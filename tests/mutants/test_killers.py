@@ -254,7 +254,7 @@ def branched_plan():
 def test_every_branch_is_paid_for():
     """What a release chooses may be any of them."""
     plan = branched_plan()
-    (event,) = [e.event for e in plan.entries() if isinstance(e.event, BranchMaximum)]
+    event, _ = (e.event for e in plan.entries() if isinstance(e.event, BranchMaximum))  # of D and of V
     steps = plan.shape.branched_steps
     assert len(plan.branches) > 1
     assert {(PoissonGaussian(b.sigma, b.rate, steps),) for b in plan.branches} <= set(event.branches)

@@ -154,7 +154,8 @@ def test_the_plan_pays_for_the_worst_branch_at_every_epsilon():
     plan = plan_for(accountant="pld")
     total = plan.cost().training_data.epsilon
     assert 0.99 * 3.0 <= total <= 3.0
-    (event,) = [e.event for e in plan.entries() if isinstance(e.event, BranchMaximum)]
+    event, on_v = (e.event for e in plan.entries() if isinstance(e.event, BranchMaximum))
+    assert [b[0].sigma for b in on_v.branches] == [b[0].sigma for b in event.branches]
     rest = [e.event for e in plan.entries() if e.dataset == TRAINING_DATA and e.event != event]
     for branch in event.branches:
         assert epsilon_bound([*rest, *branch], plan.delta, "pld").epsilon <= total + 1e-6

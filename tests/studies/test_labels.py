@@ -64,7 +64,7 @@ def test_every_record_is_drawn_and_weighted_as_its_branch_allows():
 
 def test_all_branches_are_charged_as_one_maximum():
     plan = group_plan()
-    (event,) = [e.event for e in plan.entries() if isinstance(e.event, BranchMaximum)]
+    event, _ = (e.event for e in plan.entries() if isinstance(e.event, BranchMaximum))  # of D and of V
     assert plan.shape.branched_steps == plan.shape.steps
     assert {(PoissonGaussian(b.sigma, b.rate, plan.shape.steps),) for b in plan.branches} <= set(event.branches)
     assert plan.cost().training_data.epsilon <= plan.privacy.epsilon

@@ -88,7 +88,7 @@ def test_what_is_trained_on_does_not_depend_on_the_concentration(concentration):
 def test_where_nothing_differs_the_draw_is_uniform():
     """James–Stein shrinks a difference that noise explains to exactly nothing, for every seed tried."""
     for seed in range(10):
-        plan = plan_for()
+        plan = plan_for(train_on_validation=False)
         selecting = selecting_for(plan, seed, EVEN, EVEN)
         pool = selecting.select()
         released = selecting.selector.released
@@ -304,8 +304,9 @@ def test_one_selection_before_training(train):
     assert [e.selects for e in epochs] == [True, False, False, False, False]
     assert trainer.spent().epsilon <= 3.0
     assert merge(trainer.ledger.events(TRAINING_DATA, "selection")) == (gaussian(trainer.plan.selection_noise, 2),)
-    on_v = gaussian(trainer.plan.sigma_validation), gaussian(trainer.plan.sigma_temperature)
-    assert merge(trainer.ledger.events(VALIDATION_DATA)) == on_v
+    on_v = {gaussian(trainer.plan.sigma_validation), gaussian(trainer.plan.sigma_temperature)}
+    steps = trainer.plan.step_event(epochs[0], trainer.plan.pace).with_count(trainer.plan.shape.steps)
+    assert set(merge(trainer.ledger.events(VALIDATION_DATA))) == {*on_v, steps}
 
 
 def test_after_a_warm_start_it_selects_when_the_pool_is_first_used(train):

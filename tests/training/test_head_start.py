@@ -14,13 +14,12 @@ from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, gaussian
 from cords_dp.config.presets import config_for, merge_into
 from cords_dp.data.record_set import Splits
 from cords_dp.errors import ConfigError
-from cords_dp.planning.plan import HEAD_START, KEEPING, KEPT
+from cords_dp.planning.plan import HEAD_START
 from cords_dp.runs.run import run_and_hand_over
 from cords_dp.selection import releases
 from cords_dp.selection.releases import Releases
 from cords_dp.selection.session import SelectionArchive
 from cords_dp.training import head_start
-from cords_dp.training.head_start import best_share
 from cords_dp.training.private_session import PrivateSession
 from cords_dp.training.resolve import resolve
 from cords_dp.training.trainer import TrainClassifier
@@ -55,14 +54,13 @@ def test_v_pays_within_its_own_budget_and_d_does_not_notice(mechanism):
     assert on_d == on_d_before
     first = plan.entries()[0]
     assert (first.dataset, first.event) == (VALIDATION_DATA, gaussian(plan.sigma_head_start, STEPS))
-    assert [e.event for e in plan.entries() if e.dataset == VALIDATION_DATA][-2] == gaussian(plan.sigma_keeping)
     assert 0.99 * 3 < plan.cost().validation_data.epsilon <= 3
     assert plan.cost().training_data == before.cost().training_data
 
 
 def test_plans_without_it_are_as_they_were():
     plan = make_plan(mechanism="align", n=2000, k=200)
-    assert plan.sigma_head_start is plan.sigma_keeping is None
+    assert plan.sigma_head_start is None
     assert "head_start" not in json.dumps(plan.facts())
     assert make_plan(mechanism="align", n=2000, k=200, head_start=STEPS).fingerprint != plan.fingerprint
 
@@ -98,14 +96,11 @@ def test_the_steps_are_gradient_steps_on_v_with_noise_of_the_charged_event(train
 
 def test_removing_a_record_of_v_moves_a_sum_by_the_clip_norm_at_most(train, totals):
     session = train("GLISTERDP", **WITH).session
-    steps, held = head_start._parts(session)
     whole, clip = _first_sum(session, totals), session.plan.privacy.max_grad_norm
-    validation, moved = session.data.validation, []
-    for left_out in range(0, len(steps), 11):
+    moved = []
+    for left_out in range(0, len(session.data.validation), 11):
         moved.append(np.linalg.norm(whole - _first_sum(session, totals, without=left_out)))
     assert 0.5 * clip < max(moved) <= clip
-    assert len(steps) + len(held) == len(validation)
-    assert len(held) == len(validation) // 5
 
 
 def _first_sum(session, totals, without=None):
@@ -113,22 +108,18 @@ def _first_sum(session, totals, without=None):
     totals.clear()
     for parameter in session.model.parameters():
         torch.nn.init.zeros_(parameter)
-    parts = head_start._parts
-
-    def nulled(other):
-        fit, held = parts(other)
-        return (fit if without is None else fit.at(np.delete(np.arange(len(fit)), without))), held
-
+    whole = session.data
+    kept = np.delete(np.arange(len(whole.validation)), [] if without is None else without)
     released = Releases(
         session.plan.head_start_releases(),
         charge=lambda *_: None,
         generators={VALIDATION_DATA: np.random.default_rng(0)},
     )
     try:
-        head_start._parts = nulled
+        session.data = whole._replace(validation=whole.validation.at(kept))
         head_start._steps_on_validation(session, released)
     finally:
-        head_start._parts = parts
+        session.data = whole
     return totals[HEAD_START][0]
 
 
@@ -146,13 +137,8 @@ def test_an_owner_of_several_records_moves_it_no_further(make_config, totals):
     trainer.show_progress = False
     trainer.train(**given, owners=(np.arange(300) // 3, 1000 + np.arange(80) // 4))
     session = trainer.session
-    steps, held = head_start._parts(session)
-    assert not set(steps.owners.codes) & set(held.owners.codes)
-    assert len(set(held.owners.codes)) == 20 // 5
-    counts = totals[KEEPING][-1]
-    assert (counts <= 20 // 5 + 1e-9).all()  # each owner of the held part counts 1, and not 4
     clip = session.plan.privacy.max_grad_norm
-    assert np.linalg.norm(totals[HEAD_START][0]) <= 16 * clip  # sixteen owners, one clipped vector each
+    assert np.linalg.norm(totals[HEAD_START][0]) <= 20 * clip  # twenty owners, one clipped vector each
 
 
 def test_it_is_charged_on_disk_before_noise_is_drawn(train, monkeypatch):
@@ -171,41 +157,6 @@ def test_it_is_charged_on_disk_before_noise_is_drawn(train, monkeypatch):
     monkeypatch.setattr(PrivateSession, "_begin_on_validation", spied)
     train("GLISTERDP", **WITH)
     assert seen == [True] * STEPS
-
-
-# --- what is kept -----------------------------------------------------------------------------------------------------
-
-
-def test_the_smallest_share_is_kept_that_noise_does_not_tell_from_the_best():
-    assert best_share(np.array([100.0, 104.0, 103.0, 90.0]), 5.0) == KEPT[0]
-    assert best_share(np.array([100.0, 104.0, 120.0, 118.0]), 5.0) == KEPT[2]
-    assert best_share(np.array([100.0, 104.0, 115.0, 130.0]), 5.0) == KEPT[3]
-
-
-def test_the_share_follows_from_what_was_released(train, monkeypatch):
-    """Not from exact counts: other released ones make another model, which lies between head start and last steps."""
-    original, shares = head_start.released_once, {}
-
-    def told(name, *arguments, **options):
-        found = original(name, *arguments, **options)
-        if name == HEAD_START:
-            shares["start"] = found["released"]
-        return {**found, "released": torch.tensor([0.0, 0.0, 1e6, 0.0])} if name == KEEPING else found
-
-    monkeypatch.setattr(head_start, "released_once", told)
-    session = train("GLISTERDP", privacy={"head_start": STEPS, "temperature": False}).session
-    model = session.model if session.average is None else session.average.model
-    wanted = (1 - KEPT[2]) * head_start._flat(model) + KEPT[2] * shares["start"]
-    torch.testing.assert_close(head_start._flat(session.released), wanted, rtol=1e-5, atol=1e-7)
-
-
-def test_counts_of_one_record_are_no_longer_than_their_sensitivity(train, totals):
-    session = train("GLISTERDP", **WITH).session
-    (declared,) = session.plan.keeping_releases()
-    counts = totals[KEEPING][-1]
-    assert counts.shape == (len(KEPT),)
-    assert declared.sensitivity == pytest.approx(np.linalg.norm(np.ones(len(KEPT))))
-    assert (counts <= len(head_start._parts(session)[1])).all()
 
 
 # --- once -------------------------------------------------------------------------------------------------------------

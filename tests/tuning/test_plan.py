@@ -33,7 +33,7 @@ def planner(strategy="RandomDP", mechanism="match", **keys):
     def plan_with(privacy):
         own = {"epsilon": privacy.epsilon, "delta": privacy.delta, "validation": privacy.validation}
         if strategy == "GLISTERDP":
-            own["validation_noise"] = privacy.validation_noise
+            own |= {key: getattr(privacy, key) for key in ("validation_noise", "train_on_validation")}
         return make_plan(strategy, mechanism, **{**sizes, **own})
 
     return plan_with
