@@ -232,11 +232,12 @@ class PrivateSession(Session):
         if isinstance(self.engine, PrivateEngine):
             self.engine.set_noise_multiplier(sigma)  # a branch before it may have left other noise behind
             self.steps.begin(plan, planned)
-        paces, steps = plan.paces, planned.steps
-        batches = self.drawn(self._take_likelihood(pool), rate=rate, steps=steps)
-        if VALIDATION_DATA in paces:
-            slowest = min(plan.branches, key=lambda b: b.sigma).rate if pool.levels is not None else rate
-            batches = map(self._with_validation, batches, self._drawn_of_v(paces[VALIDATION_DATA] * slowest, steps))
+        batches = self.drawn(self._take_likelihood(pool), rate=rate, steps=planned.steps)
+        if VALIDATION_DATA in plan.paces:
+            if plan.branches and planned.branched:  # of records in several branches the noise is that of the slowest
+                rate = min(b.rate for b in plan.branches if b.sigma == sigma)
+            of_v = self._drawn_of_v(plan.paces[VALIDATION_DATA] * rate, planned.steps)
+            batches = map(self._with_validation, batches, of_v)
         yield from batches
 
     def _drawn_of_v(self, rate: float, steps: int) -> Iterator[Batch]:

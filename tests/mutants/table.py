@@ -1847,8 +1847,7 @@ _TEMPERATURE = [
     ),
     _mutant(
         "temperature-beyond-the-budget", "the selections on V spend all of its ε, and a temperature comes on top",
-        ("once = (_temperature_noise(plan, sigma), _keeping_noise(plan, sigma))",
-         "once = (_keeping_noise(plan, sigma),)"),
+        ("once += [] if last is None else [gaussian(last)]", "once += []"),
         TEMPERATURE + "test_v_pays_within_its_own_budget_and_d_does_not_notice",
     ),
     _mutant(
@@ -1873,7 +1872,7 @@ HEAD_START = "training/test_head_start.py::"
 _HEAD_START = [
     _mutant(
         "head-start-beyond-the-budget", "the selections on V spend all of its ε, and first steps come on top",
-        ("besides = [] if first is None else [gaussian(first, plan.head_start)]", "besides = []"),
+        ("once = [] if first is None else [gaussian(first, plan.head_start)]", "once = []"),
         HEAD_START + "test_v_pays_within_its_own_budget_and_d_does_not_notice",
     ),
     _mutant(
@@ -1888,19 +1887,54 @@ _HEAD_START = [
         HEAD_START + "test_removing_a_record_of_v_moves_a_sum_by_the_clip_norm_at_most",
     ),
     _mutant(
-        "head-start-exact-share", "what is kept follows from exact counts; noise is drawn and paid for",
-        ('share = best_share(found["released"].numpy(),', "share = best_share(np.array([right(s) for s in KEPT]),"),
-        HEAD_START + "test_the_share_follows_from_what_was_released",
-    ),
-    _mutant(
-        "head-start-keeping-sensitivity", "a record that is right at every share counts as if it were right at one",
-        ("gaussian(self.sigma_keeping), math.sqrt(len(KEPT)), words)", "gaussian(self.sigma_keeping), 1.0, words)"),
-        HEAD_START + "test_counts_of_one_record_are_no_longer_than_their_sensitivity",
-    ),
-    _mutant(
         "head-start-unverified", "a statement that leaves the event of the first steps out is verified",
         (', "V sigma_head_start")', ")"),
         HEAD_START + "test_a_plan_that_leaves_its_event_out_is_not_verified",
+    ),
+]  # fmt: skip
+
+IN_STEPS = "training/test_validation_in_steps.py::"
+_IN_STEPS = [
+    _mutant(
+        "v-in-steps-uncharged", "V's records are in every step, and D alone is charged",
+        ("for entry in plan.step_entries(epoch):", "for entry in plan.step_entries(epoch)[:1]:"),
+        IN_STEPS + "test_both_sets_are_charged_on_disk_before_a_step",
+    ),
+    _mutant(
+        "v-in-steps-beyond-the-budget", "all else spends V's whole ε, and its part in the steps is extra",
+        ("return [*_selections_on_validation(plan, sigma), *once, *_steps_on_validation(plan)]",
+         "return [*_selections_on_validation(plan, sigma), *once]"),
+        IN_STEPS + "test_v_pays_for_its_part_and_d_does_not_notice",
+    ),
+    _mutant(
+        "v-in-steps-at-the-rate-of-d", "V's records are drawn as often as D's and pay for being drawn less often",
+        ("self._drawn_of_v(plan.paces[VALIDATION_DATA] * rate, ", "self._drawn_of_v(rate, "),
+        IN_STEPS + "test_each_record_of_v_has_its_own_coin_at_the_charged_rate[match-0.9]",
+    ),
+    _mutant(
+        "v-in-steps-at-the-fastest-rate", "with the least noise of all branches V is drawn at the rate of the noisiest",
+        ("rate = min(b.rate for b in plan.branches if b.sigma == sigma)", "rate = max(b.rate for b in plan.branches)"),
+        IN_STEPS + "test_each_record_of_v_has_its_own_coin_at_the_charged_rate[group_rates-0.2]",
+    ),
+    _mutant(
+        "v-in-steps-charged-at-half", "the event of a step on V has half of the rate at which V is drawn",
+        ("PoissonGaussian(b.sigma, pace * b.rate, steps)", "PoissonGaussian(b.sigma, pace**2 * b.rate, steps)"),
+        IN_STEPS + "test_every_step_on_d_is_one_on_v_with_the_same_noise_at_the_pace",
+    ),
+    _mutant(
+        "v-in-steps-as-owners-of-d", "an owner of V and one of D with the same number are clipped as one",
+        ("owners[0] + self.data.train.owners.count)", "owners[0])"),
+        IN_STEPS + "test_owners_of_v_are_others_than_those_of_d",
+    ),
+    _mutant(
+        "v-in-steps-unverified", "a statement that leaves V's part in the steps out is verified",
+        ('("V", plan.get("pace", 0.0))', '("V", 0.0)'),
+        IN_STEPS + "test_a_plan_that_leaves_its_events_out_is_not_verified",
+    ),
+    _mutant(
+        "tuning-scored-on-what-was-trained-on", "trials train on the records that they are scored by",
+        ("    return with_settings(config, {**apart, **unseen})", "    return with_settings(config, apart)"),
+        IN_STEPS + "test_trials_that_are_scored_on_v_do_not_train_on_it",
     ),
 ]  # fmt: skip
 
@@ -1908,5 +1942,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *_NOISE, *_CLIPPING, *_HALF_ROWS, *_BOOKKEEPING, *_SAMPLING, *_SELECTION, *_ACCOUNTING, *_LEAKS, *_TABLES, *_FROZEN,
     *_TUNING, *_LOOPS, *_ACCOUNT, *_REGISTERED, *_HANDED_OVER,
     *_ESTIMATORS, *_STATEMENT, *_VERIFY, *_OWNERS, *_PRIVATE_TEST, *_TEMPERATURE, *_HEAD_START,
+    *_IN_STEPS,
 )  # fmt: skip
 assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS), "two mutants have one name"
