@@ -71,7 +71,7 @@ def of_shares(table: pd.DataFrame) -> Iterator[dict[str, object]]:
 def _version(file: str) -> str:
     """Tell apart what must not be averaged: features, and whether `align` knew the likelihood of labels and V."""
     if file.startswith("shift-"):
-        return "head start"
+        return "V in the steps"
     return "likelihood" if file.endswith("-likelihood") else "present" if file in PRESENT else "earlier"
 
 

@@ -42,11 +42,6 @@ if TYPE_CHECKING:
 
 def take_head_start(session: PrivateSession) -> None:
     """Take the plan's steps on V, or continue from where they have led before."""
-    _move_to(session.model, head_start_weights(session))
-
-
-def head_start_weights(session: PrivateSession) -> Tensor:
-    """Return what the steps on V lead to; they are taken when this is first asked for."""
     plan = session.plan
     found = released_once(
         HEAD_START,
@@ -57,7 +52,7 @@ def head_start_weights(session: PrivateSession) -> Tensor:
         generators={VALIDATION_DATA: session.streams.numpy("head start")},
         world=session.world,
     )
-    return found["released"]
+    _move_to(session.model, found["released"])
 
 
 def _steps_on_validation(session: PrivateSession, releases: Releases) -> np.ndarray:
