@@ -24,7 +24,9 @@ sum is a bound, however the two kinds alternate (concurrent composition: Lyu 202
 
 A person may have records in D, in V and in T. D's releases depend on those in D, V's on those in V, T's on those in T,
 besides what was released before: however the k records lie, the three lists compose with as many records as each set
-has of them, and the bound is the largest over all ways.
+has of them, and the bound is the largest over all ways. Steps that V takes part in are one release of both sets: with i
+records in D and j in V, which is drawn no more often than D, J is at most Binomial(i + j, q) in law, so they are D's
+steps for i + j records; with none in D, V's own.
 """
 
 from __future__ import annotations
@@ -62,18 +64,20 @@ def group_epsilons(
     delta: float,
     *,
     on_test: Sequence[Event] = (),
+    on_both: tuple[Sequence[Event], Sequence[Event]] = ((), ()),
     inclusion: float = 1.0,
     sizes: Sequence[int] = GROUP_SIZES,
 ) -> dict[int, float]:
     """Bound ε at ``delta`` for zero-out of each number of records of one person; infinite where no bound is useful.
 
-    ``on_d``, ``on_v``, ``on_test``: what was released of D, of V and of a private test set. ``inclusion``: the chance γ
-    of a record of D to be in a subset drawn once by secret coins and never released, on which ``on_d`` were carried
-    out. At least one of k records is in it with probability η = 1 − (1 − γ)^k. Given that, the output is a mixture of
-    those of groups of at most k, so the proof of amplification (`planning.plan.amplified`) holds with η for γ and the
-    bound for k records for that of one. What was released of T adds to that by basic composition, each at half of δ.
+    ``on_d``, ``on_v``, ``on_test``: what was released of D, of V and of a private test set. ``on_both``: steps that
+    read D and V, as events on D and as the same on V, whose rates are no higher. ``inclusion``: the chance γ of a
+    record of D to be in a subset drawn once by secret coins and never released, on which ``on_d`` were carried out. At
+    least one of k records is in it with probability η = 1 − (1 − γ)^k. Given that, the output is a mixture of those of
+    groups of at most k, so the proof of amplification (`planning.plan.amplified`) holds with η for γ and the bound for
+    k records for that of one. What was released of T adds to that by basic composition, each at half of δ.
     """
-    lists = merge(on_d), merge(on_v), merge(on_test)
+    lists = merge(on_d), merge(on_v), merge(on_test), merge(on_both[0]), merge(on_both[1])
     found: dict[int, float] = {}
     useful = True
     for size in sorted(sizes):
@@ -85,7 +89,8 @@ def group_epsilons(
 @lru_cache(maxsize=64)  # a statement is written more than once
 def _worst_split(lists: tuple[tuple[Event, ...], ...], size: int, delta: float, inclusion: float) -> float:
     worst = 0.0
-    for split in _splits([bool(events) for events in lists], size):
+    on_d, on_v, on_test, steps_d, steps_v = map(bool, lists)
+    for split in _splits([on_d or steps_d, on_v or steps_v, on_test], size):
         try:
             worst = max(worst, _epsilon(lists, split, delta, inclusion))
         except (AccountingError, ValueError, ArithmeticError, MemoryError):
@@ -103,12 +108,14 @@ def _splits(charged: Sequence[bool], size: int) -> list[tuple[int, ...]]:
 
 
 def _epsilon(lists: Sequence[Sequence[Event]], split: Sequence[int], delta: float, inclusion: float) -> float:
-    parts = [[(event, size) for event in events] if size else [] for events, size in zip(lists, split, strict=True)]
+    parts = [[(event, size) for event in events] if size else [] for events, size in zip(lists[:3], split, strict=True)]
+    steps = lists[3] if split[0] else lists[4]
+    parts[1] += [(event, split[0] + split[1]) for event in steps] if split[0] + split[1] else []
     in_d, elsewhere = parts[0], [part for others in parts[1:] for part in others]
     if inclusion == 1:
         together = in_d + elsewhere
         return _composed_epsilon(together, delta) if together else 0.0
-    if lists[1]:
+    if lists[1] or lists[3]:
         raise AccountingError("a secret subset is drawn where V is not read; its amplification knows no V")
     share = delta / 2 if in_d and elsewhere else delta
     likely = -math.expm1(split[0] * math.log1p(-inclusion))

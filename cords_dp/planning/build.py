@@ -21,7 +21,7 @@ from cords_dp.accounting import (
 from cords_dp.accounting.composition import GLANCE, ROUGH
 from cords_dp.accounting.events import merge
 from cords_dp.config.settings import AUTO, HEAD_START, PACE, PrivacySettings, SubsetSettings
-from cords_dp.errors import AccountingError, ConfigError
+from cords_dp.errors import AccountingError, ConfigError, MechanismError
 from cords_dp.planning import noise_cache
 from cords_dp.planning.mechanism import Mechanism, SelectionNoise, declared_releases, registered_mechanisms
 from cords_dp.planning.plan import PrivacyPlan, before_amplification
@@ -97,7 +97,13 @@ def build_plan(
         plan = _with_branches(plan, concentrations)
     else:
         plan = replace(plan, sigma=_calibrate_training(plan))
-    return _with_validation(plan) if reads else plan
+    if not reads:
+        return plan
+    whole = _with_validation(plan)
+    if training_events(whole) != training_events(plan):
+        name = mechanism.name if mechanism is not None else strategy
+        raise MechanismError(f"mechanism {name!r}: what it charges to D must not depend on the noise on V")
+    return whole
 
 
 def refuse_without_owners(privacy: PrivacySettings, subset: SubsetSettings, mechanism: Mechanism | None) -> None:
@@ -300,11 +306,8 @@ def _calibrate_validation(plan: PrivacyPlan) -> float:
         return _calibrated(plan, problem, cost_of, plan.privacy.epsilon)
     if cost_of(given) > plan.privacy.epsilon:
         count = sum(event.count for event in validation_events(plan, given))
-        raise ConfigError(
-            "privacy.validation_noise",
-            given,
-            f"{count} releases on the validation set would cost ε = {cost_of(given):.3g} on V; raise it",
-        )
+        fix = f"{count} releases on the validation set would cost ε = {cost_of(given):.3g} on V; raise it"
+        raise ConfigError("privacy.validation_noise", given, fix)
     return given
 
 
@@ -329,12 +332,18 @@ def _steps_on_validation(plan: PrivacyPlan) -> list[Event]:
 
 
 def _pace(plan: PrivacyPlan) -> float:
-    """Return the highest pace at which V's part in the steps leaves something of its ε for the rest."""
+    """Return the highest pace at which V's part in the steps leaves something of its ε for the rest.
+
+    Where the noise of the rest is given: at which all of it fits.
+    """
+    given = plan.privacy.validation_noise
     if not plan.privacy.train_on_validation:
         return 0.0
     for pace in _PACES:
-        events = _steps_on_validation(replace(plan, pace=pace))
-        if epsilon_bound(events, plan.delta, ROUGH).epsilon <= _FOR_STEPS * plan.privacy.epsilon:
+        paced = replace(plan, pace=pace)
+        events = _steps_on_validation(paced) if given is None else validation_events(paced, given)
+        accountant, room = (ROUGH, _FOR_STEPS) if given is None else (plan.privacy.accountant, 1.0)
+        if epsilon_bound(events, plan.delta, accountant).epsilon <= room * plan.privacy.epsilon:
             return pace
     return 0.0
 

@@ -179,7 +179,10 @@ class Mechanism(ABC):
 
     @abstractmethod
     def releases(self, noise: SelectionNoise, privacy: PrivacySettings, sizes: Sizes) -> tuple[Release, ...]:
-        """List what one selection releases, on D and, with `SelectionNoise.on_validation`, on V."""
+        """List what one selection releases, on D and, with `SelectionNoise.on_validation`, on V.
+
+        What it charges to D may not depend on the noise on V, which is found last.
+        """
 
     @abstractmethod
     def build(self, context: SelectionContext) -> Selector:

@@ -10,7 +10,8 @@ ends (`temperature_releases`), charged to V. Where V takes part in the steps, ea
 
 Where the test set T is private: one Gaussian release when the run ends, charged to T (`test_releases`), from which all
 numbers follow that the run tells of it. It reads T and the released model. D, V and T have no record in common, so each
-record is read by the releases on one of them; all others depend on it through the outputs of these, as post-processing.
+record is read by the releases on one of them, and by steps on D and V as an event on its own set, whatever the other's
+part of the sum is; all others depend on it through the outputs of these, as post-processing.
 The run is therefore DP for zero-out of one record of D ∪ V ∪ T, with the largest ε and δ of the three.
 
 RandomDP and FullDP choose without looking at the data and pay for training only. With ``secret_subset`` RandomDP's
@@ -22,6 +23,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -304,9 +306,20 @@ class PrivacyPlan:
         """
         if self.noiseless:
             return {}
-        sides = (TRAINING_DATA, VALIDATION_DATA, TEST_DATA)
-        on_d, on_v, on_t = ([e.event for e in self.entries() if e.dataset == side] for side in sides)
-        found = group_epsilons(on_d, on_v, self.delta, on_test=on_t, inclusion=self.inclusion)
+        both = Counter(e for _, entries in self.entries_by_epoch() for e in entries) if self.pace else Counter[Entry]()
+
+        def on(side: str, entries: Counter[Entry]) -> list[Event]:
+            return [e.event for e in entries.elements() if e.dataset == side]
+
+        alone = Counter(self.entries()) - both
+        found = group_epsilons(
+            on(TRAINING_DATA, alone),
+            on(VALIDATION_DATA, alone),
+            self.delta,
+            on_test=on(TEST_DATA, alone),
+            on_both=(on(TRAINING_DATA, both), on(VALIDATION_DATA, both)),
+            inclusion=self.inclusion,
+        )
         single = self.cost().epsilon
         return {size: max(epsilon, single) for size, epsilon in found.items()}
 
@@ -364,7 +377,7 @@ class Cost:
 
     @property
     def epsilon(self) -> float:
-        """ε for zero-out of one record of D ∪ V ∪ T: the maximum, since each mechanism reads one of them."""
+        """ε for zero-out of one record of D ∪ V ∪ T: the maximum, since no record is in two of them."""
         return max(bound.epsilon for bound in self.of_sets.values())
 
     @property

@@ -321,7 +321,8 @@ def _validation_sentence(plan: PrivacyPlan) -> str:
         return "not read by any mechanism of this run."
     if plan.privacy.validation == "public":
         return "declared PUBLIC by the user; its records have no protection."
-    return "private; what is read of it is released by the Gaussian mechanism and charged to V's own ledger."
+    steps = " Its records come into the training steps as well, which V pays for at its own rate." if plan.pace else ""
+    return f"private; what is read of it is released by the Gaussian mechanism and charged to V's own ledger.{steps}"
 
 
 def _published_sentence(plan: PrivacyPlan) -> str:
@@ -392,7 +393,8 @@ def mechanism_rows(plan: PrivacyPlan) -> list[dict[str, Any]]:
         name = "Poisson-subsampled Gaussian, one of several as a release advises"
         rows[(TRAINING, name, f"{options}, sensitivity: {clip}")] = plan.shape.branched_steps
     if plan.pace:
-        rows[(VALIDATION, "the same steps", f"{plan.pace:g} times their rates")] = plan.shape.steps
+        name, rates = "Poisson-subsampled Gaussian, the same steps", f"{plan.pace:g} times their rates"
+        rows[(VALIDATION, name, rates)] = plan.shape.steps
     return [
         {"phase": phase, "mechanism": name, "parameters": parameters, "count": count}
         for (phase, name, parameters), count in rows.items()

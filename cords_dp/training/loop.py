@@ -11,8 +11,9 @@ The loop stays as it is, with ``loss = torch.dot(losses, weights)``.
 Formal guarantees
 -----------------
 Unit and relation as for a run (`planning.plan`). Released, to everybody who gets the model: the weights after each step
-(a Poisson-subsampled Gaussian event each, sensitivity C, charged to D) and what the mechanism's `releases` list,
-charged to D or V. The plan is made when the loader is, from public sizes alone.
+(a Poisson-subsampled Gaussian event each, sensitivity C, charged to D, and with ``train_on_validation=True`` to V as
+well, whose records are then in the batches) and what the mechanism's `releases` list, charged to D or V. The plan is
+made when the loader is, from public sizes alone.
 
 - An epoch is charged when its first batch is asked for, all its steps at once (`PrivateSession`). Breaking out of it,
   skipping a step and starting over forgo steps that stay charged. More epochs than planned are refused.

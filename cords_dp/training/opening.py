@@ -19,7 +19,7 @@ from cords_dp.config import config_digest
 from cords_dp.data.digests import RecordDigests, bound_records, key_digest, owner_key
 from cords_dp.data.handed_over import as_records
 from cords_dp.data.record_set import Splits, cut_splits
-from cords_dp.errors import AccountingError, ConfigError, MechanismError
+from cords_dp.errors import AccountingError, ConfigError, DataError, MechanismError
 from cords_dp.files import remove_stale
 from cords_dp.noise.generators import Streams
 from cords_dp.planning import Mechanism, PrivacyPlan
@@ -191,6 +191,17 @@ def open_ledger(
         return ledger_under(
             reservation, path, plan.entries(), fingerprint=plan.fingerprint, binding=binding, name=name, resume=resume
         )
+
+
+def refuse_unlike(data: Splits) -> None:
+    """Refuse records of V that cannot be in one batch with D's: other shapes or kinds of numbers."""
+    for d, v in zip(as_records(data.train).no_records(), as_records(data.validation).no_records(), strict=True):
+        if d.shape[1:] != v.shape[1:] or d.is_floating_point() != v.is_floating_point():
+            raise DataError(
+                f"records of the validation set have shape {tuple(v.shape[1:])} and those of the training set "
+                f"{tuple(d.shape[1:])}, or another kind of numbers, and steps are taken on both: make them alike, or "
+                "leave V out of the steps with privacy.train_on_validation=False"
+            )
 
 
 def refuse_foreign(state: Mapping[str, Any], ledger: Ledger) -> None:

@@ -54,6 +54,7 @@ from cords_dp.training.opening import (
     opened_ledger,
     own_part,
     refuse_foreign,
+    refuse_unlike,
     refuse_what_needs_all_records,
     reserved,
     run_id,
@@ -74,7 +75,7 @@ class PrivateSession(Session):
     Formal guarantees
     -----------------
     Released, to everybody who gets the model: the weights after each step (a Poisson-subsampled Gaussian event each,
-    sensitivity C, charged to D), and what the plan's releases list, charged to D or V.
+    sensitivity C, charged to D and, where V takes part, to V), and what the plan's releases list, charged to D or V.
 
     - The plan is reserved in the account before a record is read. The ledger is opened under that reservation and is
       bound to the plan and to the records.
@@ -115,6 +116,8 @@ class PrivateSession(Session):
     # -- beginning ----------------------------------------------------------------------------------------
 
     def _made_ready(self, data: Splits) -> Splits:
+        if self.plan.pace:
+            refuse_unlike(data)
         binding = data_binding(self.run.config, self.run.seed, data, built=self.built)
         part = own_part(self, data, binding)
         self.ledger = opened_ledger(self, binding)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,17 +14,25 @@ from scipy import stats
 from torch.nn import functional as F
 from worlds import together
 
-from cords_dp.accounting import TRAINING_DATA, VALIDATION_DATA, BranchMaximum, PoissonGaussian
+from cords_dp.accounting import (
+    TRAINING_DATA,
+    VALIDATION_DATA,
+    BranchMaximum,
+    PoissonGaussian,
+    gaussian,
+    group,
+    group_epsilons,
+)
 from cords_dp.config import PACE
 from cords_dp.config.presets import config_for
 from cords_dp.data.record_set import Splits, array_set
-from cords_dp.errors import ConfigError
+from cords_dp.errors import ConfigError, DataError, MechanismError
 from cords_dp.models.losses import LikelihoodLoss, kinds, labels_of, trusted
 from cords_dp.processes import current_world
 from cords_dp.runs.run import run_and_hand_over
+from cords_dp.selection.align import Align
 from cords_dp.training.private_session import PrivateSession
 from cords_dp.training.resolve import resolve
-from cords_dp.training.step import ChargedSteps
 from cords_dp.training.trainer import TrainClassifier
 from cords_dp.tuning.search import keeping_validation
 from cords_dp.verify import verify
@@ -95,6 +105,43 @@ def test_it_is_refused_where_v_is_not_read_or_public(make_config):
     with pytest.raises(ConfigError, match=r"privacy\.train_on_validation"):
         resolve(make_config("GLISTERDP", privacy={**asked["privacy"], "validation": "public"}), plan=False)
     assert resolve(make_config("GLISTERDP", **asked), plan=False).privacy.train_on_validation
+
+
+def test_noise_on_v_that_is_given_still_fits():
+    """At a slower pace, or without V in the steps: before, as little noise was enough."""
+    keys = {"mechanism": "align", "n": 6000, "k": 600, "n_validation": 1000, "epochs": 8, "select_every": 2}
+    paces = [make_plan(**keys, validation_noise=noise).pace for noise in (4.0, 5.0, 8.0)]
+    assert paces == sorted(paces)
+    assert 0 <= paces[0] < paces[-1] == PACE
+    for noise in (4.0, 5.0, 8.0):
+        assert make_plan(**keys, validation_noise=noise).cost().validation_data.epsilon <= 3
+
+
+def test_a_mechanism_that_charges_d_by_the_noise_on_v_is_refused(monkeypatch):
+    original = Align.releases
+
+    def coupled(self, noise, privacy, sizes):
+        on_d, on_v = original(self, noise, privacy, sizes)
+        return replace(on_d, event=gaussian(noise.on_training / (noise.on_validation or 1.0))), on_v
+
+    monkeypatch.setattr(Align, "releases", coupled)
+    with pytest.raises(MechanismError, match="must not depend on the noise on V"):
+        make_plan(mechanism="align", n=2000, k=200)
+
+
+def test_a_person_in_both_sets_is_in_one_step_with_all_records():
+    """Binomial(i, q) + Binomial(j, 0.9·q) records of one person move one sum; two independent steps would be less."""
+    steps, of_v = PoissonGaussian(1.0, 0.05, 40), PoissonGaussian(1.0, 0.045, 40)
+    split = partial(group._epsilon, ((), (), (), (steps,), (of_v,)), delta=1e-5, inclusion=1.0)
+    assert split((1, 1, 0)) == split((2, 0, 0)) > split((0, 2, 0))
+    apart = group._epsilon(((steps,), (of_v,), (), (), ()), (1, 1, 0), 1e-5, 1.0)
+    assert split((1, 1, 0)) > 1.2 * apart
+    found = group_epsilons([], [], 1e-5, on_both=([steps], [of_v]), sizes=[2])[2]
+    assert found == split((2, 0, 0))
+    plan = make_plan(mechanism="match", n=2000, k=200)
+    assert (
+        plan.group_cost()[2] >= make_plan(mechanism="match", n=2000, k=200, train_on_validation=False).group_cost()[2]
+    )
 
 
 # --- batches ----------------------------------------------------------------------------------------------------------
@@ -178,6 +225,19 @@ def test_a_branch_has_v_at_the_pace_of_its_own_rate(run):
     assert stats.binomtest(int(matrix.sum()), matrix.size, rate).pvalue > 1e-6
 
 
+def test_records_of_v_with_another_shape_are_refused_before_anything_is_charged(make_config):
+    data = Splits(data_of(D, 0), data_of(V, 1, dim=7), data_of(90, 2), 3)
+    given = dict(zip(("trainset", "validset", "testset", "num_cls"), data, strict=True))
+    config = make_config(
+        "GLISTERDP", dataset={"name": "custom", "type": None}, model={"architecture": "LinearHead", "numclasses": 3}
+    )
+    trainer = TrainClassifier(config)
+    trainer.show_progress = False
+    with pytest.raises(DataError, match=r"privacy\.train_on_validation=False"):
+        trainer.train(**given)
+    assert not trainer.ledger.entries
+
+
 def test_without_it_no_step_sees_v(run):
     _, batches = run(privacy={"train_on_validation": False})
     assert not sum(len(_of_v(batch)) for batch in batches)
@@ -214,12 +274,14 @@ def test_owners_of_v_are_others_than_those_of_d(run):
 
 
 def test_processes_draw_each_of_v_once(make_config, monkeypatch):
-    drawn: dict[int, list[np.ndarray]] = {}
+    drawn: dict[int, list[int]] = {}
+    coins: dict[int, str] = {}
     original = PrivateSession._drawn_of_v
 
     def seen(self, rate, steps):
         for batch in original(self, rate, steps):
             drawn.setdefault(current_world().rank, []).append(len(batch[1]))
+            coins.setdefault(current_world().rank, str(self._coins_of_v.bit_generator.state))
             yield batch
 
     monkeypatch.setattr(PrivateSession, "_drawn_of_v", seen)
@@ -235,6 +297,7 @@ def test_processes_draw_each_of_v_once(make_config, monkeypatch):
     (weights, plan, rate, held), (same, *_, others) = together(monkeypatch, 2, work)
     assert torch.equal(weights, same)
     assert held + others == plan.shape.n_validation
+    assert coins[0] != coins[1]
     first = sum(e.steps for e in plan.shape.epochs if not e.branched)
     total = sum(sum(drawn[rank][first:]) for rank in (0, 1))
     trials = (plan.shape.steps - first) * plan.shape.n_validation
@@ -266,17 +329,22 @@ def test_records_of_v_have_the_plain_loss_beside_the_likelihood_of_d():
 
 
 def test_both_sets_are_charged_on_disk_before_a_step(train, monkeypatch):
-    seen, begin = [], ChargedSteps.begin
+    """As many charges of either kind are on disk when V is drawn from as epochs have begun until then."""
+    seen, original = [], PrivateSession._drawn_of_v
 
-    def spied(self, plan, epoch):
-        begin(self, plan, epoch)
-        text = self._ledger.path.read_text()
-        for entry in plan.step_entries(epoch):
-            seen.append(json.dumps(entry.to_dict(), separators=(",", ":")) in text.replace(" ", ""))
+    def spied(self, rate, steps):
+        text, begun = self.ledger.path.read_text().replace(" ", ""), self.plan.shape.epochs[: len(seen) + 1]
+        plain = [epoch for epoch in begun if not epoch.branched]
+        wanted = [
+            entry for epoch in (*plain, *begun[len(plain) : len(plain) + 1]) for entry in self.plan.step_entries(epoch)
+        ]
+        lines = [json.dumps(entry.to_dict(), separators=(",", ":")) for entry in wanted]
+        seen.append(all(text.count(line) == lines.count(line) for line in lines))
+        return original(self, rate, steps)
 
-    monkeypatch.setattr(ChargedSteps, "begin", spied)
+    monkeypatch.setattr(PrivateSession, "_drawn_of_v", spied)
     trainer = train("GLISTERDP")
-    assert len(seen) == 2 * len(trainer.plan.shape.epochs)
+    assert len(seen) == len(trainer.plan.shape.epochs)
     assert all(seen)
     on_v = [e for e in trainer.plan.entries() if e.dataset == VALIDATION_DATA]
     assert sum(e.event.count for e in on_v) == sum(e.count for e in trainer.ledger.events(VALIDATION_DATA))
