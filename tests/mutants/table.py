@@ -1932,6 +1932,16 @@ _IN_STEPS = [
         IN_STEPS + "test_a_plan_that_leaves_its_events_out_is_not_verified",
     ),
     _mutant(
+        "a-person-in-both-sets", "a person with records in D and in V has as many in a step as the larger set has",
+        ("parts[1] += [(event, split[0] + split[1]) for", "parts[1] += [(event, max(split[0], split[1])) for"),
+        IN_STEPS + "test_a_person_in_both_sets_is_in_one_step_with_all_records",
+    ),
+    _mutant(
+        "plugin-charges-d-by-noise-on-v", "a mechanism whose charge to D follows the noise on V exceeds D's budget",
+        ("if training_events(whole) != training_events(plan):", "if not training_events(whole):"),
+        IN_STEPS + "test_a_mechanism_that_charges_d_by_the_noise_on_v_is_refused",
+    ),
+    _mutant(
         "tuning-scored-on-what-was-trained-on", "trials train on the records that they are scored by",
         ("    return with_settings(config, {**apart, **unseen})", "    return with_settings(config, apart)"),
         IN_STEPS + "test_trials_that_are_scored_on_v_do_not_train_on_it",
