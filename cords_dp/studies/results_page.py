@@ -1,4 +1,4 @@
-"""Fill the tables of docs/results.md and docs/report.md from the rows that were kept, and draw their picture.
+"""Fill the tables of docs/results.md, results-earlier.md and report.md from kept rows, and draw their picture.
 
 ``python -m cords_dp.studies.results_page docs`` puts each table between its marks, so that no figure in a table is
 typed by hand, and writes images/results.png. Rows are those that `reproduce` writes to runs.csv.
@@ -18,7 +18,7 @@ from cords_dp.report.plots import plt, save, tidy_axis
 from cords_dp.report.tables import accuracy_tables, frontier_tables, mean_interval, mean_std, to_markdown
 from cords_dp.studies.paper import imbalance_table, published_frontier
 
-PAGES = ("results.md", "report.md")
+PAGES = ("results.md", "results-earlier.md", "report.md")
 _MARK = re.compile(r"(<!-- table (?P<name>[a-z-]+) of (?P<files>[^>]*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 _NAMES = {
     "mnist": "MNIST",
