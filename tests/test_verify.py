@@ -595,7 +595,7 @@ def test_an_account_of_records_and_of_owners_is_named(tmp_path):
     for run in ("one", "two"):
         reserve(account, run)
     words = with_records(account.path, lambda records: records[1].update(unit="owner"))
-    assert "what records cost and what owners cost" in words
+    assert "adds up records and owners" in words
 
 
 @pytest.mark.parametrize("total", [math.nan, math.inf, -3.0])

@@ -393,8 +393,8 @@ def mechanism_rows(plan: PrivacyPlan) -> list[dict[str, Any]]:
         name = "Poisson-subsampled Gaussian, one of several as a release advises"
         rows[(TRAINING, name, f"{options}, sensitivity: {clip}")] = plan.shape.branched_steps
     if plan.pace:
-        name, rates = "Poisson-subsampled Gaussian, the same steps", f"{plan.pace:g} times their rates"
-        rows[(VALIDATION, name, rates)] = plan.shape.steps
+        words = f"the same steps, at {plan.pace:g} times their rates"
+        rows[(VALIDATION, _EVENT_NAMES["poisson_gaussian"], words)] = plan.shape.steps
     return [
         {"phase": phase, "mechanism": name, "parameters": parameters, "count": count}
         for (phase, name, parameters), count in rows.items()

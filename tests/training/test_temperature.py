@@ -84,11 +84,12 @@ def test_plans_without_it_are_as_they_were():
 
 
 def test_noise_on_v_that_leaves_nothing_over_is_refused():
-    given = make_plan(mechanism="align", n=2000, k=200, temperature=False).sigma_validation
-    assert make_plan(mechanism="align", n=2000, k=200, temperature=False, validation_noise=given)
+    keys = {"mechanism": "align", "n": 2000, "k": 200, "train_on_validation": False}
+    given = make_plan(**keys, temperature=False).sigma_validation
+    assert make_plan(**keys, temperature=False, validation_noise=given)
     with pytest.raises(ConfigError, match="raise it"):
-        make_plan(mechanism="align", n=2000, k=200, validation_noise=given)
-    plan = make_plan(mechanism="align", n=2000, k=200, validation_noise=2 * given)
+        make_plan(**keys, validation_noise=given)
+    plan = make_plan(**keys, validation_noise=2 * given)
     assert plan.cost().validation_data.epsilon < 3
 
 
