@@ -667,7 +667,7 @@ _SAMPLING = [
     ),
     _mutant(
         "rate-uncharged", "match is charged B/n although it draws at c·B/n",
-        ("rate=epoch.rate, count=epoch.steps)",
+        ("rate=pace * epoch.rate, count=epoch.steps)",
          "rate=min(epoch.rate, self.shape.batch_size / self.shape.n), count=epoch.steps)"),
         PLAN + "test_step_events_are_those_of_the_schedule",
     ),
@@ -882,7 +882,7 @@ _SELECTION = [
     ),
     _mutant(
         "likelihood-normalised-over-the-batch", "a record's loss depends on the other records of its batch",
-        ("return (shown - seen) * (targets >= 0)", "return (shown - seen.mean()) * (targets >= 0)"),
+        ("likelihood = (shown - seen) * (targets >= 0)", "likelihood = (shown - seen.mean()) * (targets >= 0)"),
         LIKELIHOOD + "test_a_record_changes_no_other_records_loss",
     ),
     _mutant(
@@ -1058,17 +1058,17 @@ _ACCOUNTING = [
     ),
     _mutant(
         "epoch-charged-after-its-steps", "an epoch is charged when it is over: a crash regains the budget",
-        ("            self._ledger.charge(TRAINING_DATA, epoch.phase, plan.step_event(epoch))\n",
-         "            self._owed = epoch.phase, plan.step_event(epoch)\n"),
+        ("                self._ledger.charge(entry.dataset, entry.phase, entry.event)\n",
+         "                self._owed = entry.dataset, entry.phase, entry.event\n"),
         ("            self._inside = False\n\n    def __call__",
          "            self._inside = False\n            if not self._left:\n"
-         "                self._ledger.charge(TRAINING_DATA, *self._owed)\n\n    def __call__"),
+         "                self._ledger.charge(*self._owed)\n\n    def __call__"),
         KILLERS + "test_steps_are_charged_before_the_first_and_no_more_are_taken",
     ),
     _mutant(
         "cheapest-branch-charged", "of branches that a release chooses from the first is paid",
-        ("(PoissonGaussian(b.sigma, b.rate, steps),) for b in self.branches)",
-         "(PoissonGaussian(b.sigma, b.rate, steps),) for b in self.branches[:1])"),
+        ("(PoissonGaussian(b.sigma, pace * b.rate, steps),) for b in self.branches)",
+         "(PoissonGaussian(b.sigma, pace * b.rate, steps),) for b in self.branches[:1])"),
         KILLERS + "test_every_branch_is_paid_for",
     ),
     _mutant(
